@@ -1,0 +1,131 @@
+"""Memory of one training step against fp32: peak over the steady state, and bytes saved for backward.
+
+One process per variant, with a fixed mmap threshold so that freed buffers leave the resident set at once. The
+process is this module: ``python -m fedqssl.bench.memory FAMILY BITS WIDTH IMAGES THREADS`` prints JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedqssl.bench.records import Record, Row, Skipped
+
+if TYPE_CHECKING:
+    from fedqssl.bench.peers import TrainingStep, Variant
+
+_SKIPPED = 3  # exit code of a process whose peer is not available
+
+
+def run(
+    width: int = 16, images: int = 256, bits: Sequence[int] = (4,), threads: int = 1, peers: bool = True
+) -> Record:
+    """Measure every variant in a process of its own; the ``*_ratio`` columns are fp32 / variant."""
+    from fedqssl.bench.step import candidates
+
+    rows: list[dict[str, str | int | float]] = []
+    skipped: list[Skipped] = []
+    for variant in candidates(bits, peers):
+        result = _measure_apart(variant, width, images, threads)
+        if isinstance(result, Skipped):
+            skipped.append(result)
+        else:
+            rows.append({"variant": variant.family, "bits": variant.bits, **result})
+    fp32 = dict(rows[0])
+    results: list[Row] = [
+        {
+            **row,
+            "peak_ratio": float(fp32["peak_bytes"]) / max(float(row["peak_bytes"]), 1.0),
+            "saved_ratio": float(fp32["saved_bytes"]) / max(float(row["saved_bytes"]), 1.0),
+        }
+        for row in rows
+    ]
+    settings = {
+        "model": "resnet18+projector",
+        "width": width,
+        "images": images,
+        "views": 2,
+        "threads": threads,
+    }
+    return Record("memory", results, skipped, settings)
+
+
+def _measure_apart(variant: Variant, width: int, images: int, threads: int) -> dict[str, int] | Skipped:
+    arguments = [variant.family, *map(str, (variant.bits, width, images, threads))]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedqssl.bench.memory", *arguments],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == _SKIPPED:
+        return Skipped(variant.name, done.stdout.strip())
+    if done.returncode != 0:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise OSError(f"memory of {variant.name}: the measuring process ended with {done.returncode}: {last}")
+    result: dict[str, int] = json.loads(done.stdout)
+    return result
+
+
+def status_bytes(field: str) -> int:
+    """A field of /proc/self/status (VmRSS, VmHWM) in bytes."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}; the memory bench needs Linux")
+
+
+def peak_bytes(step: TrainingStep, warm: int = 2) -> int:
+    """Highest resident size during one step, minus the resident size before it."""
+    for _ in range(warm):
+        step()
+    gc.collect()
+    before = status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM to VmRSS
+    step()
+    return status_bytes("VmHWM") - before
+
+
+def saved_bytes(step: TrainingStep) -> int:
+    """Bytes that one forward pass keeps for backward: each storage once, without parameters and buffers."""
+    import torch
+
+    own = {t.untyped_storage().data_ptr() for t in (*step.model.parameters(), *step.model.buffers())}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = step.loss()  # holds the graph, so no address is reused while we count
+    del loss
+    return sum(kept.values())
+
+
+def _measure(arguments: Sequence[str]) -> int:
+    import torch
+
+    from fedqssl.bench.peers import PeerUnavailableError, Variant, training_step
+
+    bits, width, images, threads = map(int, arguments[1:])
+    torch.set_num_threads(threads)
+    try:
+        step = training_step(Variant(arguments[0], bits), width, images)
+    except PeerUnavailableError as error:
+        print(error)
+        return _SKIPPED
+    print(json.dumps({"peak_bytes": peak_bytes(step), "saved_bytes": saved_bytes(step)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_measure(sys.argv[1:]))

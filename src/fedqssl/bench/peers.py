@@ -1,0 +1,198 @@
+"""The networks that a training step is measured on: fp32, ours, Brevitas and torch.ao QAT.
+
+All are made from one fp32 network by replacing modules, so architecture and initial weights are the same.
+Peers get what is cheapest for them: per-tensor scales, no quantizer on the images, no gradient quantization
+(none of them has it), batch norm fused where the peer can, and plain SGD in channels_last.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class PeerUnavailableError(ImportError):
+    """A peer can't be measured here; the message says why and what to install."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One candidate: a family of ``FAMILIES`` and its bits (32 for fp32)."""
+
+    family: str
+    bits: int
+
+    @property
+    def name(self) -> str:
+        """``fp32``, ``fedqssl-4``, ``brevitas-8``, ..."""
+        return self.family if self.family == "fp32" else f"{self.family}-{self.bits}"
+
+
+Trainer = tuple[nn.Module, torch.optim.Optimizer]
+
+
+def backbone(width: int, seed: int = 0) -> nn.Sequential:
+    """ResNet-18 and SimCLR's projector in fp32; the same weights for the same seed."""
+    from fedqssl.models import projector, resnet18
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        encoder = resnet18(width=width)
+        return nn.Sequential(encoder, projector(encoder.feature_dim))
+
+
+def build(variant: Variant, width: int, lr: float = 0.3) -> Trainer:
+    """The variant's network in training mode with its optimiser.
+
+    Raises:
+        PeerUnavailableError: the peer's library is missing or lacks what is needed.
+    """
+    if variant.family not in FAMILIES:
+        raise ValueError(f"unknown variant {variant.family!r}; choose from {', '.join(FAMILIES)}")
+    return FAMILIES[variant.family](backbone(width).train(), variant.bits, lr)
+
+
+def _fp32(model: nn.Module, bits: int, lr: float) -> Trainer:
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model, torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def _fedqssl(model: nn.Module, bits: int, lr: float) -> Trainer:
+    from fedqssl.lowbit import LowBitSGD, Precision, to_lowbit
+
+    model = to_lowbit(model, Precision.for_bits(bits))
+    return model, LowBitSGD(model, lr=lr)
+
+
+def _swap(model: nn.Module, replace: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
+    """Replace every submodule for which ``replace`` returns a module."""
+    for name, child in model.named_children():
+        new = replace(child)
+        setattr(model, name, _swap(child, replace) if new is None else new)
+    return model
+
+
+_STEADY = 1  # steps of statistics, over before the first timed step
+_DEFAULT = 300  # Brevitas' own default
+
+
+def _brevitas(model: nn.Module, bits: int, lr: float, statistics_steps: int = _STEADY) -> Trainer:
+    """Brevitas' layers; the first ``statistics_steps`` steps also take percentiles, which costs far more."""
+    try:
+        import brevitas.nn as qnn
+    except ImportError as error:
+        raise PeerUnavailableError(f"brevitas: {error}; pip install 'fedqssl[bench]'") from error
+
+    def replace(module: nn.Module) -> nn.Module | None:
+        new: nn.Module
+        if isinstance(module, nn.Conv2d):
+            new = qnn.QuantConv2d(
+                module.in_channels,
+                module.out_channels,
+                module.kernel_size,
+                stride=module.stride,
+                padding=module.padding,
+                bias=module.bias is not None,
+                weight_bit_width=bits,
+            )
+        elif isinstance(module, nn.Linear):
+            bias = module.bias is not None
+            new = qnn.QuantLinear(module.in_features, module.out_features, bias=bias, weight_bit_width=bits)
+        elif isinstance(module, nn.ReLU):
+            return qnn.QuantReLU(bit_width=bits, collect_stats_steps=statistics_steps)  # type: ignore[no-any-return]
+        else:
+            return None
+        new.load_state_dict(module.state_dict(), strict=False)
+        return new
+
+    return _fp32(_swap(model, replace), bits, lr)
+
+
+def _torchao_qat(model: nn.Module, bits: int, lr: float) -> Trainer:
+    try:
+        ao: Any = import_module("torch.ao.quantization")  # Any: its functions carry no types
+    except ImportError as error:
+        raise PeerUnavailableError(f"torch.ao.quantization: {error}; torch 2.13 still has it") from error
+
+    fake_quantize: Any = partial(
+        ao.FusedMovingAvgObsFakeQuantize.with_args, observer=ao.MovingAverageMinMaxObserver
+    )
+    half = 2 ** (bits - 1)
+    activation = fake_quantize(
+        quant_min=0, quant_max=2 * half - 1, dtype=torch.quint8, qscheme=torch.per_tensor_affine
+    )
+    weight = fake_quantize(
+        quant_min=-half, quant_max=half - 1, dtype=torch.qint8, qscheme=torch.per_tensor_symmetric
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao.quantization announces its move to torchao
+        model = ao.fuse_modules_qat(model, _fusable(model))
+        model.qconfig = ao.QConfig(activation=activation, weight=weight)
+        model = ao.prepare_qat(model)
+    # prepare_qat attaches no quantizer to a ReLU of its own, which is what follows a residual sum.
+    model = _swap(model, lambda m: nn.Sequential(nn.ReLU(), activation()) if type(m) is nn.ReLU else None)
+    return _fp32(model, bits, lr)
+
+
+def _fusable(model: nn.Module) -> list[list[str]]:
+    """Runs of convolution (or linear), batch norm and ReLU, in the naming of ``fedqssl.models``."""
+    names = {name for name, _ in model.named_modules()}
+    groups = []
+    for name, module in model.named_modules():
+        prefix, _, last = name.rpartition(".")
+        if not isinstance(module, nn.Conv2d):
+            continue
+        if last.startswith("conv"):
+            run = [f"{prefix}.{part}{last[4:]}" for part in ("conv", "bn", "relu")]
+            groups.append(run if last == "conv1" and run[2] in names else run[:2])
+        else:
+            groups.append([name, f"{prefix}.{int(last) + 1}"])
+    return groups
+
+
+FAMILIES: dict[str, Callable[[nn.Module, int, float], Trainer]] = {
+    "fp32": _fp32,
+    "fedqssl": _fedqssl,
+    "brevitas": _brevitas,
+    "brevitas-first-300-steps": partial(_brevitas, statistics_steps=_DEFAULT),
+    "torchao-qat": _torchao_qat,
+}
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """One SimCLR step of a variant on a fixed batch: forward, NT-Xent, backward, update."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    views: Tensor  # (2N, 3, 32, 32), channels_last
+    temperature: float = 0.5
+
+    def loss(self) -> Tensor:
+        """Forward pass and NT-Xent."""
+        from fedqssl.ssl.simclr import nt_xent
+
+        return nt_xent(self.model(self.views), self.temperature)
+
+    def __call__(self) -> Tensor:
+        """Train on the batch once, drop the gradients and return the loss."""
+        loss = self.loss()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+def training_step(variant: Variant, width: int, images: int, lr: float = 0.3) -> TrainingStep:
+    """A variant on ``images`` random images of two views each; every variant gets the same batch."""
+    generator = torch.Generator().manual_seed(1)
+    views = torch.rand(2 * images, 3, 32, 32, generator=generator)
+    model, optimizer = build(variant, width, lr)
+    return TrainingStep(model, optimizer, views.contiguous(memory_format=torch.channels_last))

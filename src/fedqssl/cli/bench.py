@@ -1,0 +1,132 @@
+"""``fedqssl bench``: measure, print a table, write ``--json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedqssl.bench.records import Record
+
+
+def _writable(path: Path | None) -> Path | None:
+    """Fail before minutes of measuring, not after."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise ValueError(f"--json takes a file, and {path} is a folder")
+    return path
+
+
+app = typer.Typer(help="Measure speed and memory against fp32 and peers.", no_args_is_help=True)
+
+Bits = Annotated[str, typer.Option(help="Bitwidths of ours, separated by commas.")]
+Images = Annotated[int, typer.Option(min=1, help="Images in the batch; each gives two views.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", callback=_writable, help="Also write the results to this file.")
+]
+Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure Brevitas and torch.ao QAT too.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; medians are shown.")]
+Threads = Annotated[int, typer.Option(min=1, help="Torch threads.")]
+Width = Annotated[int, typer.Option(min=1, help="Channels of ResNet-18's first stage.")]
+
+
+def parse_bits(text: str) -> tuple[int, ...]:
+    """``"2,4"`` -> ``(2, 4)``; each within 1..16."""
+    try:
+        bits = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"--bits takes whole numbers with commas, like 2,4,8; not {text!r}") from None
+    if not bits or not all(1 <= s <= 16 for s in bits):
+        raise ValueError(f"--bits takes bitwidths within 1..16, not {text!r}")
+    return bits
+
+
+@app.command()
+def step(
+    width: Width = 16,
+    images: Images = 256,
+    bits: Bits = "2,4,6,8,12",
+    repeats: Repeats = 7,
+    threads: Threads = 1,
+    peers: Peers = True,
+    json: JsonFile = None,
+) -> None:
+    """CPU time of one training step / fp32's, interleaved (below 1 is faster than fp32)."""
+    wanted = parse_bits(bits)
+    from fedqssl.bench import step as bench
+
+    _show(bench.run(width, images, wanted, repeats, threads, peers), json)
+
+
+@app.command()
+def memory(
+    width: Width = 16,
+    images: Images = 256,
+    bits: Bits = "2,4,6,8,12",
+    threads: Threads = 1,
+    peers: Peers = True,
+    json: JsonFile = None,
+) -> None:
+    """fp32's memory of one training step / ours, one process each (above 1 is smaller than fp32)."""
+    wanted = parse_bits(bits)
+    from fedqssl.bench import memory as bench
+
+    _show(bench.run(width, images, wanted, threads, peers), json)
+
+
+@app.command()
+def codec(
+    elements: Annotated[int, typer.Option(min=1, help="Floats to quantize and pack.")] = 4_000_000,
+    repeats: Repeats = 7,
+    threads: Threads = 1,
+    json: JsonFile = None,
+) -> None:
+    """Quantizer and packing speed as shares of memcpy's, and the fast quantizer's error."""
+    from fedqssl.bench import codec as bench
+
+    _show(bench.run(elements, repeats=repeats, threads=threads), json)
+
+
+@app.command()
+def views(
+    images: Images = 512,
+    size: Annotated[int, typer.Option(min=4, help="Image height and width.")] = 32,
+    repeats: Repeats = 7,
+    threads: Threads = 1,
+    json: JsonFile = None,
+) -> None:
+    """Images per second of the two-view augmentation, against kornia."""
+    from fedqssl.bench import views as bench
+
+    _show(bench.run(images, size, repeats, threads), json)
+
+
+def _show(record: Record, json: Path | None) -> None:
+    console = Console()
+    settings = ", ".join(f"{key} {value}" for key, value in record.settings.items())
+    table = Table(title=f"fedqssl bench {record.bench}", caption=settings)
+    for column in record.results[0]:
+        table.add_column(column.replace("_", " "), justify="right")
+    for row in record.results:
+        table.add_row(*(_cell(column, value) for column, value in row.items()))
+    console.print(table)
+    for skipped in record.skipped:
+        console.print(f"skipped {skipped.variant}: {skipped.reason}", markup=False, highlight=False)
+    if json is not None:
+        record.write(json)
+        console.print(f"wrote {json}", markup=False, highlight=False)
+
+
+def _cell(column: str, value: str | int | float | None) -> str:
+    if value is None:
+        return ""
+    if column.endswith("_bytes"):
+        return f"{float(value) / 2**20:,.1f} MiB"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)

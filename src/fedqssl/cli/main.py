@@ -1,0 +1,53 @@
+"""Entry point of the ``fedqssl`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from fedqssl import __version__
+from fedqssl.cli import bench, doctor
+
+app = typer.Typer(
+    name="fedqssl",
+    help="Federated self-supervised pre-training in each device's own bits.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(bench.app, name="bench")
+app.command("doctor")(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedqssl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated self-supervised pre-training in each device's own bits."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; wrong input ends in one line and exit code 2 (with FEDQSSL_DEBUG=1, a traceback)."""
+    try:
+        app(args=arguments)
+    except (ValueError, OSError) as error:
+        if os.environ.get("FEDQSSL_DEBUG") == "1":
+            raise
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

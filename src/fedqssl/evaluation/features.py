@@ -1,0 +1,36 @@
+"""Features of a frozen model, computed once and cached for every probe."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def extract_features(model: nn.Module, images: Tensor, batch_size: int = 500) -> Tensor:
+    """Features ``f_w(images / 255)`` of uint8 images (N, C, H, W), as (N, d) where the images are.
+
+    The model runs in evaluation mode without gradients; each of its modules then gets its own mode back.
+    """
+    if images.ndim != 4 or images.dtype != torch.uint8 or len(images) == 0:
+        kind = f"{images.dtype} {tuple(images.shape)}"
+        raise ValueError(f"images must be uint8 (N > 0, C, H, W), not {kind}; undo the division by 255")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+    parameter = next(model.parameters(), None)
+    device = images.device if parameter is None else parameter.device
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    features = []
+    try:
+        with torch.no_grad():
+            for start in range(0, len(images), batch_size):
+                batch = images[start : start + batch_size].to(device, torch.float32)
+                batch = batch.contiguous(memory_format=torch.channels_last).div_(255)
+                features.append(model(batch).to(images.device))
+    finally:
+        for module, training in modes:
+            module.training = training
+    return torch.cat(features)
+
+
+__all__ = ["extract_features"]

@@ -1,0 +1,121 @@
+"""Companded quantization of weights (Sec. 3, Eq. 2; App. A.1): uniform levels of ``c(x) / m``.
+
+Legend: c compander, m = max|c(x)| scale of a layer, k code in 0..2^s - 1, l level in [-1, 1], x parameter.
+
+* level of a code: ``l = 2k / (2^s - 1) - 1``
+* parameter that a code stands for: ``x = c^-1(m l)``
+
+Arithmetic is float64: in float32 the noise of ``c(c^-1(.))`` reaches a hundredth of a cell at 16 bits, and stochastic
+rounding would flip codes that no gradient has touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedqssl.quant.kernels.reference import code_dtype
+from fedqssl.quant.rounding import Rounding, check_bits, round_to_grid
+from fedqssl.quant.tensor import QuantizedTensor
+
+MAX_SCALE = 1 - 2.0**-20
+"""Largest scale of the tanh compander: ``atanh(1)`` is infinite."""
+
+Domain = Literal["level", "value"]
+
+
+@dataclass(frozen=True)
+class Compander:
+    """A monotone odd function c with its inverse and its derivative *as a function of c(x)*.
+
+    Any pair of callables makes one: ``Compander("cube", lambda x: x**3, ..., ...)``. ``limit`` bounds |c(x)|.
+    """
+
+    name: str
+    forward: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+    slope_at: Callable[[Tensor], Tensor]
+    limit: float = float("inf")
+
+
+TANH = Compander("tanh", torch.tanh, torch.atanh, lambda y: 1 - y * y, limit=MAX_SCALE)
+IDENTITY = Compander("identity", lambda x: x, lambda y: y, torch.ones_like)
+COMPANDERS = {c.name: c for c in (TANH, IDENTITY)}
+
+
+def levels(bits: int, device: torch.device | None = None) -> Tensor:
+    """All levels ``2k / (2^s - 1) - 1`` of s bits, in float64."""
+    top = 2 ** check_bits(bits) - 1
+    return torch.arange(-top, top + 1, 2, dtype=torch.float64, device=device) / top
+
+
+def compand_scale(x: Tensor, compander: Compander = TANH) -> float:
+    """``m = max|c(x)|`` over a layer, rounded to float32 and kept below the compander's limit; 0 if all is zero."""
+    if x.numel() == 0:
+        return 0.0
+    m = compander.forward(x.detach().double()).abs().max().to(torch.float32)
+    return min(float(m), compander.limit)
+
+
+def compand_values(bits: int, scale: float, compander: Compander = TANH, device: torch.device | None = None) -> Tensor:
+    """The codebook ``x_k = c^-1(m l_k)`` in float64; all zeros for m = 0."""
+    return compander.inverse(scale * levels(bits, device))
+
+
+def compand_codes(
+    x: Tensor,
+    bits: int,
+    scale: float,
+    compander: Compander = TANH,
+    rounding: Rounding = "nearest",
+    domain: Domain = "level",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Codes ``k = Q(x)``: ``c(x)/m`` rounded on the uniform grid of levels, values beyond ±m clipped.
+
+    ``domain`` says for what stochastic rounding is unbiased: for ``c(x)/m`` (``level``) or for x (``value``). Nearest
+    rounding is to the nearest level in both.
+    """
+    top = 2 ** check_bits(bits) - 1
+    x = x.detach().double()
+    if scale == 0:
+        t = torch.full_like(x, top / 2)
+        return t.floor().to(torch.int32).to(code_dtype(bits))
+    t = (compander.forward(x) / scale + 1) * (top / 2)
+    if domain == "value" and rounding == "stochastic":
+        centres = compand_values(bits, scale, compander, x.device)
+        codes = round_to_grid(t, top, rounding, generator, centres, x)
+    else:
+        codes = round_to_grid(t, top, rounding, generator)
+    return codes.to(torch.int32).to(code_dtype(bits))
+
+
+def compand_quantize(
+    x: Tensor,
+    bits: int,
+    compander: Compander = TANH,
+    rounding: Rounding = "nearest",
+    domain: Domain = "value",
+    generator: torch.Generator | None = None,
+    scale: float | None = None,
+) -> QuantizedTensor:
+    """Quantize a layer: codes, and the codebook of what they stand for (App. A.1: ``Q(x) = c^-1(uniform(c(x)))``)."""
+    m = compand_scale(x, compander) if scale is None else scale
+    codes = compand_codes(x, bits, m, compander, rounding, domain, generator)
+    return QuantizedTensor(codes, compand_values(bits, m, compander, x.device).to(x.dtype), bits)
+
+
+def literal_quantize(
+    x: Tensor, bits: int, rounding: Rounding = "nearest", generator: torch.Generator | None = None
+) -> QuantizedTensor:
+    """Eq. 2 as printed: ``r_o = 2 quantize_s(tanh(r_i) / (2 max|tanh r_i|) + 1/2) - 1``.
+
+    Not idempotent: applied to its own output, levels drift outwards (see ``docs/decisions.md``). Kept as a reference.
+    """
+    m = compand_scale(x, TANH)
+    codes = compand_codes(x, bits, m, TANH, rounding, "level", generator)
+    return QuantizedTensor(codes, levels(bits, x.device).to(x.dtype), bits)

@@ -1,0 +1,74 @@
+"""Integer convolution of codes: oneDNN's uint8 x int8 kernel, where a start-up probe finds it exact.
+
+The operator behind it is private to torch, and without VNNI it adds pairs of products in 16 bits, silently saturating: a
+pair fits only while ``2 * max(x) * max(|w|) <= 32767``. So it is probed once per process with the largest codes that we
+would ever give it, and everything else falls back to float convolution of the same integers.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_PAIR_LIMIT = 32767
+
+
+def fits(x_max: int, w_max: int) -> bool:
+    """Whether codes up to ``x_max`` and weights up to ``w_max`` in size fit the kernel's arithmetic."""
+    return x_max <= 255 and w_max <= 127 and 2 * x_max * w_max <= _PAIR_LIMIT
+
+
+def conv2d(
+    x: Tensor,
+    w: Tensor,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    scale: float,
+) -> Tensor:
+    """``scale * conv2d(x, w)`` for uint8 x (channels_last) and int8 w; float32 output, channels_last."""
+    onednn = torch.ops.onednn
+    scales = torch.full((w.shape[0],), scale)
+    zeros = torch.zeros(w.shape[0], dtype=torch.int64)
+    packed = onednn.qconv_prepack(w, scales, 1.0, 0, stride, padding, dilation, groups, list(x.shape))
+    shape = (stride, padding, dilation, groups)
+    epilogue = (1.0, 0, torch.float32, "none", [], "")
+    out: Tensor = onednn.qconv2d_pointwise(x, 1.0, 0, packed, scales, zeros, None, *shape, *epilogue)
+    return out
+
+
+def _exact(x_max: int, w_max: int, channels: int, out: int, groups: int, stride: int) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, x_max + 1, (2, channels, 9, 9), dtype=torch.uint8, generator=generator)
+    x[0] = x_max
+    w = torch.randint(-w_max, w_max + 1, (out, channels // groups, 3, 3), generator=generator)
+    w[0], w[1] = w_max, -w_max
+    x = x.contiguous(memory_format=torch.channels_last)
+    steps = (stride, stride), (1, 1), (1, 1), groups
+    got = conv2d(x, w.to(torch.int8), *steps, 0.5)
+    want = F.conv2d(x.double(), w.double(), None, *steps) * 0.5
+    return torch.equal(got.double(), want.float().double())
+
+
+@lru_cache(maxsize=1)
+def _probe() -> tuple[bool, str]:
+    try:
+        cases = [(127, 127, 16, 16, 1, 1), (255, 63, 3, 8, 1, 1), (63, 63, 32, 24, 1, 2), (15, 15, 8, 8, 8, 1)]
+        wrong = [case for case in cases if not _exact(*case)]
+    except (AttributeError, RuntimeError, NotImplementedError) as error:
+        return False, f"operator not usable: {str(error).splitlines()[0]}"
+    return (False, f"probe not exact: {wrong[0]}") if wrong else (True, "probed exact up to 7 bits")
+
+
+def available() -> bool:
+    """Whether the operator exists here and the probe found it exact."""
+    return _probe()[0]
+
+
+def detail() -> str:
+    """What the probe found, in words."""
+    return _probe()[1]

@@ -1,0 +1,301 @@
+"""The compiled CPU kernels, through ctypes. Same functions and results as :mod:`.reference`, for CPU tensors.
+
+torch is imported first on purpose: the library then shares torch's OpenMP runtime.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedqssl.quant.kernels.reference import code_dtype
+from fedqssl.quant.kernels.types import KeyTable, Norm, NormAct, NormActResult
+
+NAME = "native"
+_ABI = 1
+_KEYS = 1 << 16
+
+
+class _NormActArgs(ctypes.Structure):
+    _fields_ = (
+        ("y", c_void_p),
+        ("rows", c_int64),
+        ("channels", c_int64),
+        ("hat_mul", c_void_p),
+        ("hat_add", c_void_p),
+        ("mul", c_void_p),
+        ("add", c_void_p),
+        ("res_codes", c_void_p),
+        ("res_values", c_void_p),
+        ("res_step", c_float),
+        ("bits", c_int),
+        ("scale", c_float),
+        ("step", c_float),
+        ("hat_bits", c_int),
+        ("hat_step", c_float),
+        ("codes8", c_void_p),
+        ("packed", c_void_p),
+        ("mask", c_void_p),
+        ("hat_packed", c_void_p),
+        ("values", c_void_p),
+        ("threads", c_int),
+    )
+
+
+_BIT_CONV_SIZES = ("N", "H", "W", "C", "O", "KH", "KW", "OH", "OW")
+_BIT_CONV_STEPS = ("stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w")
+
+
+class _BitConvArgs(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("w", c_void_p),
+        ("out", c_void_p),
+        *((name, c_int64) for name in _BIT_CONV_SIZES + _BIT_CONV_STEPS),
+        ("m", c_int),
+        ("k", c_int),
+        ("scale", c_float),
+        ("threads", c_int),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "fq_pack": (None, (c_void_p, c_int64, c_int, c_void_p, c_int)),
+    "fq_unpack": (None, (c_void_p, c_int64, c_int, c_void_p, c_int)),
+    "fq_quantize_pack": (None, (c_void_p, c_int64, c_int, c_float, c_void_p, c_int)),
+    "fq_unpack_affine": (None, (c_void_p, c_int64, c_int, c_float, c_float, c_void_p, c_int)),
+    "fq_unpack_table": (None, (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int)),
+    "fq_key_histogram": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
+    "fq_quantile_table": (
+        c_int,
+        (c_void_p, c_int64, c_int, c_float, c_float, c_void_p, c_void_p, c_void_p),
+    ),
+    "fq_table_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
+    "fq_code_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
+    "fq_norm_stats": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int)),
+    "fq_norm_act": (None, (c_void_p,)),
+    "fq_norm_backward_sums": (
+        None,
+        (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int, c_float, c_void_p, c_void_p, c_void_p, c_int),
+    ),
+    "fq_norm_backward_apply": (
+        None,
+        (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int, c_float)
+        + (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    ),
+    "fq_bit_dot": (c_int64, (c_void_p, c_void_p, c_int64, c_int, c_int)),
+    "fq_bit_conv2d": (None, (c_void_p,)),
+}
+
+
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    found = sorted(Path(__file__).parent.glob("_native*.so"))
+    if not found:
+        return None, "not built (no C++ compiler at install time?)"
+    try:
+        library = ctypes.CDLL(str(found[0]))
+    except OSError as error:
+        return None, f"does not load: {error}"
+    if library.fq_abi_version() != _ABI:
+        return None, "built from another version; reinstall fedqssl"
+    if not library.fq_supported():
+        return None, "this CPU has no AVX2 and BMI2"
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library, "avx2"
+
+
+_LIBRARY, REASON = _load()
+
+
+def available() -> bool:
+    """Whether the compiled kernels are built and this CPU runs them; ``REASON`` says why not."""
+    return _LIBRARY is not None
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    return getattr(_LIBRARY, name)(*arguments)
+
+
+def _ptr(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+def _floats(n: int) -> Tensor:
+    return torch.empty(n, dtype=torch.float32)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """See :func:`.reference.pack`."""
+    codes = codes.to(code_dtype(bits)).contiguous()
+    out = torch.empty((codes.numel() * bits + 7) // 8, dtype=torch.uint8)
+    _call("fq_pack", codes.data_ptr(), codes.numel(), bits, out.data_ptr(), _threads())
+    return out
+
+
+def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
+    """See :func:`.reference.unpack`."""
+    out = torch.empty(n, dtype=code_dtype(bits))
+    _call("fq_unpack", packed.data_ptr(), n, bits, out.data_ptr(), _threads())
+    return out
+
+
+def quantize_pack(x: Tensor, bits: int, mul: float) -> Tensor:
+    """See :func:`.reference.quantize_pack`."""
+    out = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8)
+    _call("fq_quantize_pack", x.data_ptr(), x.numel(), bits, mul, out.data_ptr(), _threads())
+    return out
+
+
+def unpack_affine(packed: Tensor, bits: int, n: int, mul: float, add: float) -> Tensor:
+    """See :func:`.reference.unpack_affine`."""
+    out = _floats(n)
+    _call("fq_unpack_affine", packed.data_ptr(), n, bits, mul, add, out.data_ptr(), _threads())
+    return out
+
+
+def unpack_table(packed: Tensor, bits: int, n: int, table: Tensor) -> Tensor:
+    """See :func:`.reference.unpack_table`."""
+    out = _floats(n)
+    table = table.contiguous()
+    _call("fq_unpack_table", packed.data_ptr(), n, bits, table.data_ptr(), out.data_ptr(), _threads())
+    return out
+
+
+def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
+    """See :func:`.reference.key_histogram`."""
+    hist, extent = torch.empty(_KEYS, dtype=torch.int32), _floats(2)
+    _call("fq_key_histogram", x.data_ptr(), x.numel(), hist.data_ptr(), extent.data_ptr(), _threads())
+    return hist, float(extent[0]), float(extent[1])
+
+
+def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
+    """See :func:`.reference.quantile_table`; entries of keys that do not occur are left undefined."""
+    centres, values, codes = _floats(2**bits), _floats(_KEYS), torch.empty(_KEYS, dtype=torch.uint16)
+    pointers = centres.data_ptr(), values.data_ptr(), codes.data_ptr()
+    bad = _call("fq_quantile_table", hist.data_ptr(), n, bits, low, high, *pointers)
+    return None if bad else KeyTable(centres, values, codes)
+
+
+def table_apply(x: Tensor, table: KeyTable, out: Tensor | None = None) -> Tensor:
+    """See :func:`.reference.table_apply`."""
+    out = torch.empty_like(x) if out is None else out
+    _call("fq_table_apply", x.data_ptr(), x.numel(), table.values.data_ptr(), out.data_ptr(), _threads())
+    return out
+
+
+def code_apply(x: Tensor, table: KeyTable) -> Tensor:
+    """See :func:`.reference.code_apply`."""
+    out = torch.empty(x.numel(), dtype=torch.uint16)
+    _call("fq_code_apply", x.data_ptr(), x.numel(), table.codes.data_ptr(), out.data_ptr(), _threads())
+    return out
+
+
+def norm_stats(y: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`.reference.norm_stats`."""
+    rows, channels = y.shape
+    sums, squares = torch.empty(channels, dtype=torch.float64), torch.empty(channels, dtype=torch.float64)
+    _call("fq_norm_stats", y.data_ptr(), rows, channels, sums.data_ptr(), squares.data_ptr(), _threads())
+    mean = sums / rows
+    return mean + y[0].double(), (squares / rows - mean.square()).clamp_(min=0)
+
+
+def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
+    """See :func:`.reference.norm_act`."""
+    rows, channels = y.shape
+    n = y.numel()
+
+    def packed(bits: int, wanted: bool) -> Tensor | None:
+        return torch.empty((n * bits + 7) // 8, dtype=torch.uint8) if wanted and bits else None
+
+    coded = act.bits > 0
+    result = NormActResult(
+        values=torch.empty_like(y) if act.want_values or not coded else None,
+        codes=torch.empty(y.shape, dtype=torch.uint8) if act.want_codes and coded else None,
+        packed=packed(act.bits, act.save),
+        mask=packed(1, act.save and coded),
+        hat=packed(act.hat_bits, act.save),
+    )
+    coefficients = [norm.hat_mul, norm.hat_add, norm.mul, norm.add]
+    arguments = _NormActArgs(
+        y.data_ptr(),
+        rows,
+        channels,
+        *(c.data_ptr() for c in coefficients),
+        _ptr(act.residual_codes),
+        _ptr(act.residual_values),
+        act.residual_step,
+        act.bits,
+        act.scale,
+        act.step,
+        act.hat_bits if act.save else 0,
+        act.hat_step,
+        *map(_ptr, (result.codes, result.packed, result.mask, result.hat, result.values)),
+        _threads(),
+    )
+    _call("fq_norm_act", ctypes.byref(arguments))
+    return result
+
+
+def norm_backward_sums(
+    g: Tensor, mask: Tensor | None, hat: Tensor | None, hat_bits: int, hat_step: float, want_masked: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """See :func:`.reference.norm_backward_sums`."""
+    rows, channels = g.shape
+    out = torch.empty_like(g) if want_masked else None
+    sums = torch.empty(2, channels, dtype=torch.float64)
+    kept = (hat_bits, hat_step) if hat is not None else (0, 0.0)
+    pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat)
+    _call("fq_norm_backward_sums", *pointers, *kept, _ptr(out), *map(_ptr, sums), _threads())
+    return sums[0], sums[1], out
+
+
+def norm_backward_apply(
+    g: Tensor,
+    mask: Tensor | None,
+    hat: Tensor | None,
+    hat_bits: int,
+    hat_step: float,
+    coefficients: tuple[Tensor, Tensor, Tensor],
+    quantile_bits: int | None,
+) -> tuple[Tensor, bool]:
+    """See :func:`.reference.norm_backward_apply`."""
+    rows, channels = g.shape
+    dx = torch.empty_like(g)
+    hist, extent = None, _floats(2)
+    if quantile_bits is not None:
+        hist = torch.empty(_KEYS, dtype=torch.int32)
+    kept = (hat_bits, hat_step) if hat is not None else (0, 0.0)
+    pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat)
+    outputs = *map(_ptr, coefficients), dx.data_ptr(), _ptr(hist), extent.data_ptr()
+    _call("fq_norm_backward_apply", *pointers, *kept, *outputs, _threads())
+    if hist is None or quantile_bits is None:
+        return dx, bool(torch.isfinite(dx).all())
+    table = quantile_table(hist, dx.numel(), quantile_bits, float(extent[0]), float(extent[1]))
+    return (dx, False) if table is None else (table_apply(dx, table, out=dx), True)
+
+
+def bit_dot(x: Tensor, y: Tensor, x_bits: int, y_bits: int) -> int:
+    """``sum_i x_i y_i`` by AND and bit count over bit planes (Sec. 1.1)."""
+    return int(_call("fq_bit_dot", x.data_ptr(), y.data_ptr(), x.numel(), x_bits, y_bits))
+
+
+def bit_conv2d(x: Tensor, w: Tensor, out: Tensor, steps: tuple[int, ...], bits: tuple[int, int], scale: float) -> None:
+    """Bit convolution of (N, H, W, C) codes with (O, KH, KW, C) codes into (N, OH, OW, O) floats."""
+    sizes = *x.shape, *w.shape[:3], *out.shape[1:3]
+    arguments = _BitConvArgs(
+        x.data_ptr(), w.data_ptr(), out.data_ptr(), *sizes, *steps, *bits, scale, _threads()
+    )
+    _call("fq_bit_conv2d", ctypes.byref(arguments))
+
+

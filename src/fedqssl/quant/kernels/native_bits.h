@@ -1,0 +1,96 @@
+// The paper's bit kernel (Sec. 1.1): x . y = sum_ij 2^(i+j) bitcount(and(x_i, y_j)) over bit planes. Included by native.cpp.
+
+namespace {
+
+// Bit plane `plane` of `channels` codes, 8 per byte.
+inline void plane_bytes(const uint8_t* codes, int64_t channels, int plane, uint8_t* out) {
+    for (int64_t c = 0; c < channels; c += 8) {
+        uint64_t v = 0;
+        std::memcpy(&v, codes + c, channels - c < 8 ? channels - c : 8);
+        out[c / 8] = static_cast<uint8_t>(_pext_u64(v, 0x0101010101010101ull << plane));
+    }
+}
+
+}  // namespace
+
+// sum_k x[k] * y[k] for codes of m and k bits (both at most 8).
+FQ_API int64_t fq_bit_dot(const uint8_t* x, const uint8_t* y, int64_t n, int m, int k) {
+    int64_t total = 0;
+    for (int64_t c = 0; c < n; c += 64) {
+        uint8_t a[8][8] = {{0}}, b[8][8] = {{0}};
+        const int64_t count = n - c < 64 ? n - c : 64;
+        for (int i = 0; i < m; ++i) plane_bytes(x + c, count, i, a[i]);
+        for (int j = 0; j < k; ++j) plane_bytes(y + c, count, j, b[j]);
+        for (int i = 0; i < m; ++i)
+            for (int j = 0; j < k; ++j) {
+                uint64_t u, v;
+                std::memcpy(&u, a[i], 8);
+                std::memcpy(&v, b[j], 8);
+                total += static_cast<int64_t>(_mm_popcnt_u64(u & v)) << (i + j);
+            }
+    }
+    return total;
+}
+
+struct BitConvArgs {
+    const uint8_t* x;  // codes (N, H, W, C), m bits
+    const uint8_t* w;  // codes (O, KH, KW, C), k bits
+    float* out;        // (N, OH, OW, O): scale * sum x * (2 w - (2^k - 1))
+    int64_t N, H, W, C, O, KH, KW, OH, OW, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w;
+    int m, k;
+    float scale;
+    int threads;
+};
+
+FQ_API void fq_bit_conv2d(const BitConvArgs* args) {
+    const BitConvArgs& p = *args;
+    const int64_t cb = (p.C + 7) / 8, taps = p.KH * p.KW, words = (taps * cb + 7) / 8, bytes = words * 8;
+    std::vector<uint8_t> weight(p.O * p.k * bytes, 0);
+    for (int64_t o = 0; o < p.O; ++o)
+        for (int j = 0; j < p.k; ++j)
+            for (int64_t t = 0; t < taps; ++t)
+                plane_bytes(p.w + (o * taps + t) * p.C, p.C, j, weight.data() + (o * p.k + j) * bytes + t * cb);
+    const int64_t levels = (1 << p.k) - 1;
+#pragma omp parallel for num_threads(p.threads) schedule(static)
+    for (int64_t n = 0; n < p.N; ++n) {
+        std::vector<uint8_t> planes(p.m * p.H * p.W * cb);
+        for (int64_t q = 0; q < p.H * p.W; ++q)
+            for (int i = 0; i < p.m; ++i)
+                plane_bytes(p.x + (n * p.H * p.W + q) * p.C, p.C, i, planes.data() + (i * p.H * p.W + q) * cb);
+        std::vector<uint64_t> columns(p.m * words);
+        for (int64_t oh = 0; oh < p.OH; ++oh)
+            for (int64_t ow = 0; ow < p.OW; ++ow) {
+                std::memset(columns.data(), 0, p.m * bytes);
+                for (int i = 0; i < p.m; ++i) {
+                    uint8_t* column = reinterpret_cast<uint8_t*>(columns.data() + i * words);
+                    for (int64_t a = 0; a < p.KH; ++a) {
+                        const int64_t h = oh * p.stride_h - p.pad_h + a * p.dil_h;
+                        if (h < 0 || h >= p.H) continue;
+                        for (int64_t b = 0; b < p.KW; ++b) {
+                            const int64_t w = ow * p.stride_w - p.pad_w + b * p.dil_w;
+                            if (w < 0 || w >= p.W) continue;
+                            std::memcpy(column + (a * p.KW + b) * cb,
+                                        planes.data() + ((i * p.H + h) * p.W + w) * cb, cb);
+                        }
+                    }
+                }
+                int64_t sum_x = 0;
+                for (int i = 0; i < p.m; ++i)
+                    for (int64_t q = 0; q < words; ++q)
+                        sum_x += static_cast<int64_t>(_mm_popcnt_u64(columns[i * words + q])) << i;
+                float* out = p.out + ((n * p.OH + oh) * p.OW + ow) * p.O;
+                for (int64_t o = 0; o < p.O; ++o) {
+                    int64_t dot = 0;
+                    const uint64_t* row = reinterpret_cast<const uint64_t*>(weight.data() + o * p.k * bytes);
+                    for (int i = 0; i < p.m; ++i)
+                        for (int j = 0; j < p.k; ++j) {
+                            int64_t ones = 0;
+                            for (int64_t q = 0; q < words; ++q)
+                                ones += _mm_popcnt_u64(columns[i * words + q] & row[j * words + q]);
+                            dot += ones << (i + j);
+                        }
+                    out[o] = static_cast<float>(2 * dot - levels * sum_x) * p.scale;
+                }
+            }
+    }
+}

@@ -1,0 +1,292 @@
+// Fused batch norm + residual add + clipped ReLU + quantization + packing, and its backward. Included by native.cpp.
+//
+// Tensors are (rows, channels) matrices: channels_last activations with rows = N*H*W, or the (N, C) input of BatchNorm1d.
+
+namespace {
+
+constexpr int64_t kGroup = 32;  // blocks per partial sum
+
+template <class F>
+void for_blocks(int64_t rows, int64_t channels, int threads, F body) {
+    const int64_t step = block_rows(channels), blocks = (rows + step - 1) / step;
+    const int64_t groups = (blocks + kGroup - 1) / kGroup;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t g = 0; g < groups; ++g) {
+        const int64_t b1 = (g + 1) * kGroup < blocks ? (g + 1) * kGroup : blocks;
+        for (int64_t b = g * kGroup; b < b1; ++b) {
+            const int64_t r0 = b * step, r1 = r0 + step < rows ? r0 + step : rows;
+            body(g, r0, r1);
+        }
+    }
+}
+
+inline int64_t group_count(int64_t rows, int64_t channels) {
+    const int64_t step = block_rows(channels), blocks = (rows + step - 1) / step;
+    return (blocks + kGroup - 1) / kGroup;
+}
+
+// Adds the float partial sums of one block (channels entries each of a and b) to the doubles of its group.
+inline void flush_sums(const float* a, const float* b, int64_t channels, double* to) {
+    for (int64_t c = 0; c < channels; ++c) {
+        to[c] += a[c];
+        to[channels + c] += b[c];
+    }
+}
+
+inline void reduce_groups(const std::vector<double>& partial, int64_t channels, double* first, double* second) {
+    std::memset(first, 0, channels * sizeof(double));
+    std::memset(second, 0, channels * sizeof(double));
+    for (size_t g = 0; g < partial.size() / (2 * channels); ++g)
+        for (int64_t c = 0; c < channels; ++c) {
+            first[c] += partial[2 * channels * g + c];
+            second[c] += partial[2 * channels * g + channels + c];
+        }
+}
+
+struct Scratch {  // per-thread buffers of one block
+    std::vector<uint8_t> codes, hat, mask;
+    std::vector<uint16_t> wide;
+    std::vector<float> a, b;
+    void resize(int64_t n, int64_t channels) {
+        codes.resize(n + 8), hat.resize(n + 8), mask.resize(n + 8), wide.resize(n + 8);
+        a.resize(channels + 8), b.resize(channels + 8);
+    }
+};
+
+inline Scratch& scratch(int64_t channels) {
+    static thread_local Scratch s;
+    s.resize(block_rows(channels) * channels, channels);
+    return s;
+}
+
+}  // namespace
+
+// Per channel: sum of (y - shift) and of (y - shift)^2, shift = the first row (it keeps the variance exact).
+FQ_API void fq_norm_stats(const float* y, int64_t rows, int64_t channels, double* sum, double* squares, int threads) {
+    std::vector<double> partial(2 * channels * group_count(rows, channels), 0.0);
+    for_blocks(rows, channels, threads, [&](int64_t g, int64_t r0, int64_t r1) {
+        Scratch& t = scratch(channels);
+        std::memset(t.a.data(), 0, channels * 4);
+        std::memset(t.b.data(), 0, channels * 4);
+        int64_t c = 0;
+        for (; c + 8 <= channels; c += 8) {
+            __m256 s1 = _mm256_setzero_ps(), s2 = s1;
+            const __m256 shift = _mm256_loadu_ps(y + c);
+            for (int64_t r = r0; r < r1; ++r) {
+                const __m256 v = _mm256_sub_ps(_mm256_loadu_ps(y + r * channels + c), shift);
+                s1 = _mm256_add_ps(s1, v);
+                s2 = _mm256_add_ps(s2, _mm256_mul_ps(v, v));
+            }
+            _mm256_storeu_ps(t.a.data() + c, s1);
+            _mm256_storeu_ps(t.b.data() + c, s2);
+        }
+        for (; c < channels; ++c)
+            for (int64_t r = r0; r < r1; ++r) {
+                const float v = y[r * channels + c] - y[c];
+                t.a[c] += v;
+                t.b[c] += v * v;
+            }
+        flush_sums(t.a.data(), t.b.data(), channels, partial.data() + 2 * channels * g);
+    });
+    reduce_groups(partial, channels, sum, squares);
+}
+
+struct NormActArgs {
+    const float* y;           // (rows, channels)
+    int64_t rows, channels;
+    const float *hat_mul, *hat_add;  // x_hat = y * hat_mul + hat_add
+    const float *mul, *add;          // z = x_hat * mul + add (+ residual)
+    const uint8_t* res_codes;        // residual = res_codes * res_step, or res_values, or none
+    const float* res_values;
+    float res_step;
+    int bits;                 // 0: no activation, values = z
+    float scale, step;        // level = z * scale, value = code * step
+    int hat_bits;             // 0: x_hat is not kept
+    float hat_step;
+    uint8_t *codes8, *packed, *mask, *hat_packed;  // each may be null: not wanted
+    float* values;            // may be null
+    int threads;
+};
+
+namespace {
+
+// One group of up to 8 channels of one row; scalar tails go through padded copies so that both paths round alike.
+template <class Code>
+inline void norm_act_8(const NormActArgs& p, const float* y, const float* hm, const float* ha, const float* m,
+                       const float* a, __m256 res, bool has_res, Code* code, uint8_t* hat, uint8_t* mask, float* value) {
+    const __m256 x = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(y), _mm256_loadu_ps(hm)), _mm256_loadu_ps(ha));
+    __m256 z = _mm256_add_ps(_mm256_mul_ps(x, _mm256_loadu_ps(m)), _mm256_loadu_ps(a));
+    if (has_res) z = _mm256_add_ps(z, res);
+    if (p.hat_bits) {
+        const float top = static_cast<float>((1 << p.hat_bits) - 1);
+        const __m256 t = _mm256_add_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.0f / p.hat_step)), _mm256_set1_ps(top * 0.5f));
+        store_codes(hat, clamp_round(t, _mm256_set1_ps(top)));
+    }
+    if (p.bits) {
+        const __m256 top = _mm256_set1_ps(static_cast<float>((1 << p.bits) - 1));
+        const __m256 t = _mm256_mul_ps(z, _mm256_set1_ps(p.scale));
+        const __m256 inside = _mm256_and_ps(_mm256_cmp_ps(t, _mm256_setzero_ps(), _CMP_GT_OQ),
+                                            _mm256_cmp_ps(t, top, _CMP_LT_OQ));
+        *mask = static_cast<uint8_t>(_mm256_movemask_ps(inside));
+        const __m256i k = clamp_round(t, top);
+        store_codes(code, k);
+        if (p.values) _mm256_storeu_ps(value, _mm256_mul_ps(_mm256_cvtepi32_ps(k), _mm256_set1_ps(p.step)));
+    } else {
+        _mm256_storeu_ps(value, z);
+    }
+}
+
+inline __m256 residual_8(const NormActArgs& p, int64_t i) {
+    if (p.res_codes) return _mm256_mul_ps(load_codes(p.res_codes + i), _mm256_set1_ps(p.res_step));
+    if (p.res_values) return _mm256_loadu_ps(p.res_values + i);
+    return _mm256_setzero_ps();
+}
+
+// Channel counts that are no multiple of 8: element by element through a padded group of 8.
+template <class Code>
+void norm_act_odd(const NormActArgs& p, int64_t i0, int64_t n, Code* code, uint8_t* hat, uint8_t* mask_bits) {
+    const bool has_res = p.res_codes || p.res_values;
+    for (int64_t j = 0; j < n; j += 8) {
+        const int64_t count = n - j < 8 ? n - j : 8;
+        float y[8] = {0}, hm[8] = {0}, ha[8] = {0}, m[8] = {0}, a[8] = {0}, res[8] = {0}, value[8];
+        Code c8[8];
+        uint8_t h8[8], mask = 0;
+        for (int64_t k = 0; k < count; ++k) {
+            const int64_t i = i0 + j + k, c = i % p.channels;
+            y[k] = p.y[i], hm[k] = p.hat_mul[c], ha[k] = p.hat_add[c], m[k] = p.mul[c], a[k] = p.add[c];
+            if (p.res_codes) res[k] = float(p.res_codes[i]) * p.res_step;
+            else if (p.res_values) res[k] = p.res_values[i];
+        }
+        norm_act_8<Code>(p, y, hm, ha, m, a, _mm256_loadu_ps(res), has_res, c8, h8, &mask, value);
+        if (p.bits) std::memcpy(code + j, c8, sizeof(Code) * count);
+        if (p.hat_bits) std::memcpy(hat + j, h8, count);
+        mask_bits[j / 8] = count == 8 ? mask : mask & ((1 << count) - 1);
+        if (p.values) std::memcpy(p.values + i0 + j, value, 4 * count);
+    }
+}
+
+template <class Code>
+void norm_act_block(const NormActArgs& p, int64_t r0, int64_t r1, Code* code) {
+    Scratch& t = scratch(p.channels);
+    const int64_t C = p.channels, i0 = r0 * C, n = (r1 - r0) * C;
+    uint8_t* mask = p.bits && p.mask ? p.mask + i0 / 8 : t.mask.data();
+    if (C % 8 == 0) {
+        const bool has_res = p.res_codes || p.res_values;
+        for (int64_t r = r0, j = 0; r < r1; ++r)
+            for (int64_t c = 0; c < C; c += 8, j += 8)
+                norm_act_8<Code>(p, p.y + i0 + j, p.hat_mul + c, p.hat_add + c, p.mul + c, p.add + c,
+                                 residual_8(p, i0 + j), has_res, code + j, t.hat.data() + j, mask + j / 8,
+                                 p.values + i0 + j);
+    } else {
+        norm_act_odd<Code>(p, i0, n, code, t.hat.data(), mask);
+    }
+    if (p.bits) {
+        if (p.packed) pack(code, n, p.bits, p.packed + i0 * p.bits / 8, packed_bytes(n, p.bits));
+        if (p.codes8) std::memcpy(p.codes8 + i0, code, n);  // only for bits <= 8
+    }
+    if (p.hat_bits)
+        pack8(t.hat.data(), n, p.hat_bits, p.hat_packed + i0 * p.hat_bits / 8, packed_bytes(n, p.hat_bits));
+}
+
+}  // namespace
+
+FQ_API void fq_norm_act(const NormActArgs* args) {
+    const NormActArgs& p = *args;
+    for_blocks(p.rows, p.channels, p.threads, [&](int64_t, int64_t r0, int64_t r1) {
+        Scratch& t = scratch(p.channels);
+        if (p.bits <= 8) norm_act_block<uint8_t>(p, r0, r1, t.codes.data());
+        else norm_act_block<uint16_t>(p, r0, r1, t.wide.data());
+    });
+}
+
+namespace {
+
+inline __m256 masked(__m256 g, const uint8_t* mask, int64_t i) {  // i a multiple of 8
+    if (!mask) return g;
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i on = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(mask[i / 8]), bit), bit);
+    return _mm256_and_ps(g, _mm256_castsi256_ps(on));
+}
+
+inline float masked1(float g, const uint8_t* mask, int64_t i) {
+    return !mask || (mask[i / 8] >> (i % 8) & 1) ? g : 0.0f;
+}
+
+// x_hat of a block, as codes; without kept bits every code is 0 and hat_step is 0.
+inline const uint8_t* hat_codes(const uint8_t* hat_packed, int hat_bits, int64_t i0, int64_t n, Scratch& t) {
+    if (!hat_bits) std::memset(t.hat.data(), 0, n);
+    else unpack8(hat_packed + i0 * hat_bits / 8, n, hat_bits, t.hat.data(), packed_bytes(n, hat_bits));
+    return t.hat.data();
+}
+
+}  // namespace
+
+// Per channel: sum of g and of g * x_hat, g masked by the activation's clip; out (may be null) receives the masked g.
+FQ_API void fq_norm_backward_sums(const float* g, int64_t rows, int64_t C, const uint8_t* mask,
+                                  const uint8_t* hat_packed, int hat_bits, float hat_step, float* out, double* sum_g,
+                                  double* sum_gx, int threads) {
+    const float offset = -0.5f * static_cast<float>((1 << hat_bits) - 1) * hat_step;
+    std::vector<double> partial(2 * C * group_count(rows, C), 0.0);
+    for_blocks(rows, C, threads, [&](int64_t group, int64_t r0, int64_t r1) {
+        Scratch& t = scratch(C);
+        const int64_t i0 = r0 * C, n = (r1 - r0) * C;
+        const uint8_t* hat = hat_codes(hat_packed, hat_bits, i0, n, t);
+        std::memset(t.a.data(), 0, C * 4);
+        std::memset(t.b.data(), 0, C * 4);
+        if (C % 8 == 0) {
+            for (int64_t j = 0, c = 0; j < n; j += 8, c = c + 8 == C ? 0 : c + 8) {
+                const __m256 v = masked(_mm256_loadu_ps(g + i0 + j), mask, i0 + j);
+                const __m256 x = _mm256_add_ps(_mm256_mul_ps(load_codes(hat + j), _mm256_set1_ps(hat_step)),
+                                               _mm256_set1_ps(offset));
+                if (out) _mm256_storeu_ps(out + i0 + j, v);
+                float *a = t.a.data() + c, *b = t.b.data() + c;
+                _mm256_storeu_ps(a, _mm256_add_ps(_mm256_loadu_ps(a), v));
+                _mm256_storeu_ps(b, _mm256_add_ps(_mm256_loadu_ps(b), _mm256_mul_ps(v, x)));
+            }
+        } else {
+            for (int64_t j = 0, c = 0; j < n; ++j, c = c + 1 == C ? 0 : c + 1) {
+                const float v = masked1(g[i0 + j], mask, i0 + j);
+                if (out) out[i0 + j] = v;
+                t.a[c] += v;
+                t.b[c] += v * (float(hat[j]) * hat_step + offset);
+            }
+        }
+        flush_sums(t.a.data(), t.b.data(), C, partial.data() + 2 * C * group);
+    });
+    reduce_groups(partial, C, sum_g, sum_gx);
+}
+
+// dx = g * mul + x_hat * hat_mul + add per channel (the backward of batch norm), with the key histogram of dx.
+FQ_API void fq_norm_backward_apply(const float* g, int64_t rows, int64_t C, const uint8_t* mask,
+                                   const uint8_t* hat_packed, int hat_bits, float hat_step, const float* mul,
+                                   const float* hat_mul, const float* add, float* dx, uint32_t* hist, float* range,
+                                   int threads) {
+    const float offset = -0.5f * static_cast<float>((1 << hat_bits) - 1) * hat_step;
+    Histograms h(threads);
+    for_blocks(rows, C, threads, [&](int64_t, int64_t r0, int64_t r1) {
+        Scratch& t = scratch(C);
+        const int64_t i0 = r0 * C, n = (r1 - r0) * C;
+        const uint8_t* hat = hat_codes(hat_packed, hat_bits, i0, n, t);
+        if (C % 8 == 0) {
+            for (int64_t j = 0, c = 0; j < n; j += 8, c = c + 8 == C ? 0 : c + 8) {
+                const __m256 v = masked(_mm256_loadu_ps(g + i0 + j), mask, i0 + j);
+                const __m256 x = _mm256_add_ps(_mm256_mul_ps(load_codes(hat + j), _mm256_set1_ps(hat_step)),
+                                               _mm256_set1_ps(offset));
+                const __m256 d = _mm256_add_ps(_mm256_mul_ps(v, _mm256_loadu_ps(mul + c)),
+                                               _mm256_mul_ps(x, _mm256_loadu_ps(hat_mul + c)));
+                _mm256_storeu_ps(dx + i0 + j, _mm256_add_ps(d, _mm256_loadu_ps(add + c)));
+            }
+        } else {
+            for (int64_t j = 0, c = 0; j < n; ++j, c = c + 1 == C ? 0 : c + 1) {
+                const float x = float(hat[j]) * hat_step + offset;
+                dx[i0 + j] = masked1(g[i0 + j], mask, i0 + j) * mul[c] + x * hat_mul[c] + add[c];
+            }
+        }
+        if (hist) {
+            const int thread = omp_get_thread_num();
+            count_keys(dx + i0, n, h.of(thread));
+            min_max(dx + i0, n, h.ranges[thread]);
+        }
+    });
+    if (hist) h.merge(hist, range);
+}

@@ -1,0 +1,60 @@
+"""What kernels take and return; shared by all backends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """The quantile quantizer over 16-bit float keys: centres, and per raw key its centre and that centre's code."""
+
+    centres: Tensor  # (2^bits,)
+    values: Tensor  # (65536,)
+    codes: Tensor  # (65536,)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Per-channel coefficients: ``x_hat = y * hat_mul + hat_add``, ``z = x_hat * mul + add``."""
+
+    hat_mul: Tensor
+    hat_add: Tensor
+    mul: Tensor
+    add: Tensor
+
+
+@dataclass(frozen=True)
+class NormAct:
+    """What follows the affine map of a batch norm.
+
+    ``z`` plus the residual (codes times their step, or values) is clipped to ``[0, (2^bits - 1) / scale]`` and rounded to
+    ``code = round(z * scale)``, which stands for ``code * step``. ``bits = 0`` means no activation: z itself comes out.
+    For the backward pass (``save``): packed codes, one clip-mask bit each, and x_hat in ``hat_bits`` bits, its code k
+    standing for ``(k - (2^hat_bits - 1)/2) * hat_step``.
+    """
+
+    bits: int
+    scale: float
+    step: float
+    hat_bits: int
+    hat_step: float
+    save: bool
+    want_codes: bool
+    want_values: bool
+    residual_codes: Tensor | None = None
+    residual_values: Tensor | None = None
+    residual_step: float = 0.0
+
+
+@dataclass(frozen=True)
+class NormActResult:
+    """Outputs of ``norm_act``; None where not asked for."""
+
+    values: Tensor | None
+    codes: Tensor | None
+    packed: Tensor | None
+    mask: Tensor | None
+    hat: Tensor | None

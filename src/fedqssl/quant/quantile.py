@@ -1,0 +1,128 @@
+"""Layer-wise quantile quantization of gradients (Sec. 3): centres ``Quantile_g(i / (2^s - 1))``, i = 0..2^s - 1.
+
+``Quantile`` is the inverted CDF, so every centre is an entry of g; the first is its minimum, the last its maximum.
+Two methods: ``exact`` sorts; ``key16`` counts the upper 16 bits of each float in O(n), so interior centres are exact to
+one such key (8 bits of mantissa) and the end points exactly. ``auto`` sorts small tensors and counts large ones.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedqssl.quant.kernels import ops
+from fedqssl.quant.kernels.reference import code_dtype
+from fedqssl.quant.kernels.types import KeyTable
+from fedqssl.quant.rounding import Rounding, check_bits, check_rounding, uniform_like
+from fedqssl.quant.tensor import QuantizedTensor
+
+Method = Literal["auto", "exact", "key16"]
+
+KEY16_FROM = 1 << 13
+"""``auto`` counts keys from this many elements on; below it a sort is cheaper than a table of 65,536 keys."""
+
+
+def _resolve(method: str, n: int) -> str:
+    if method not in ("auto", "exact", "key16"):
+        raise ValueError(f"method must be 'auto', 'exact' or 'key16', not {method!r}")
+    return ("key16" if n >= KEY16_FROM else "exact") if method == "auto" else method
+
+
+def _key_table(flat: Tensor, bits: int) -> KeyTable:
+    backend = ops(flat)
+    hist, low, high = backend.key_histogram(flat)
+    table: KeyTable | None = backend.quantile_table(hist, flat.numel(), bits, low, high)
+    if table is None:
+        raise ValueError("cannot quantize a tensor that holds NaN or infinity")
+    return table
+
+
+def _exact_centres(flat: Tensor, bits: int) -> Tensor:
+    ordered = flat.sort().values
+    if not bool(torch.isfinite(ordered[[0, -1]]).all()):  # NaN sorts last
+        raise ValueError("cannot quantize a tensor that holds NaN or infinity")
+    n, last = flat.numel(), 2**bits - 1
+    ranks = (torch.arange(last + 1, device=flat.device, dtype=torch.int64) * n + last - 1) // last
+    return ordered[ranks.clamp(min=1) - 1]
+
+
+def _nearest_codes(flat: Tensor, centres: Tensor) -> Tensor:
+    up = torch.searchsorted(centres, flat).clamp(max=centres.numel() - 1)
+    down = (up - 1).clamp(min=0)
+    return torch.where(flat - centres[down] <= centres[up] - flat, down, up)
+
+
+def _stochastic_codes(flat: Tensor, centres: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Upper neighbour with probability ``(x - q_i) / (q_{i+1} - q_i)``: unbiased within the range of the centres."""
+    up = torch.searchsorted(centres, flat).clamp(max=centres.numel() - 1)
+    down = (up - 1).clamp(min=0)
+    width = (centres[up] - centres[down]).clamp(min=torch.finfo(flat.dtype).tiny)
+    p = (flat - centres[down]) / width
+    return torch.where(uniform_like(flat, generator) < p, up, down)
+
+
+def _prepare(x: Tensor) -> Tensor:
+    return x.detach().to(torch.float32).contiguous().flatten()
+
+
+def quantile_centres(x: Tensor, bits: int, method: Method = "auto") -> Tensor:
+    """The ``2^bits`` centres, ascending; ties are legal."""
+    check_bits(bits)
+    flat = _prepare(x)
+    if flat.numel() == 0:
+        raise ValueError("an empty tensor has no quantiles")
+    if _resolve(method, flat.numel()) == "exact":
+        return _exact_centres(flat, bits)
+    return _key_table(flat, bits).centres
+
+
+def quantile_quantize(
+    x: Tensor,
+    bits: int,
+    method: Method = "auto",
+    rounding: Rounding = "nearest",
+    generator: torch.Generator | None = None,
+) -> QuantizedTensor:
+    """Quantize to the nearest quantile (or stochastically to one of the two neighbours).
+
+    A tensor with no more elements than centres needs no rounding: its codebook is its own sorted entries.
+    """
+    check_bits(bits)
+    check_rounding(rounding)
+    flat = _prepare(x)
+    n = flat.numel()
+    if n <= 2**bits:
+        centres, codes = torch.unique(flat, sorted=True, return_inverse=True)
+        if n and not bool(torch.isfinite(centres).all()):
+            raise ValueError("cannot quantize a tensor that holds NaN or infinity")
+    elif _resolve(method, n) == "key16" and rounding == "nearest":
+        table = _key_table(flat, bits)
+        centres, codes = table.centres, ops(flat).code_apply(flat, table)
+    else:
+        centres = quantile_centres(flat, bits, method)
+        if rounding == "nearest":
+            codes = _nearest_codes(flat, centres)
+        else:
+            codes = _stochastic_codes(flat, centres, generator)
+    return QuantizedTensor(codes.to(torch.int32).to(code_dtype(bits)).view(x.shape), centres, bits)
+
+
+def quantile_round(
+    x: Tensor,
+    bits: int,
+    method: Method = "auto",
+    rounding: Rounding = "nearest",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The float view of :func:`quantile_quantize`, without making the codes."""
+    flat = _prepare(x)
+    if flat.numel() > 2 ** check_bits(bits) and rounding == "nearest":
+        if _resolve(method, flat.numel()) == "key16":
+            rounded: Tensor = ops(flat).table_apply(flat, _key_table(flat, bits))
+        else:
+            centres = _exact_centres(flat, bits)
+            rounded = centres[_nearest_codes(flat, centres)]
+        return rounded.view(x.shape)
+    return quantile_quantize(x, bits, method, rounding, generator).dequantize()
