@@ -31,7 +31,7 @@ def schema(record: Record, tmp_path) -> dict:
 
 
 def test_step(tmp_path):
-    data = schema(step.run(width=2, images=4, bits=(4,), repeats=1), tmp_path)
+    data = schema(step.run(width=8, images=4, bits=(4,), repeats=1), tmp_path)
     rows = {(row["variant"], row["bits"]): row for row in data["results"]}
     assert rows["fp32", 32]["cpu_ratio"] == 1.0
     assert rows["fedqssl", 4]["cpu_ratio"] > 0
@@ -44,7 +44,7 @@ def test_step(tmp_path):
 def test_absent_peers_are_skipped_by_name(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "brevitas.nn", None)
     monkeypatch.setitem(sys.modules, "kornia", None)
-    steps = schema(step.run(width=2, images=2, bits=(4,), repeats=1), tmp_path)
+    steps = schema(step.run(width=8, images=2, bits=(4,), repeats=1), tmp_path)
     assert {"brevitas-4", "brevitas-8"} <= {s["variant"] for s in steps["skipped"]}
     assert all("fedqssl[bench]" in s["reason"] for s in steps["skipped"])
     record = views.run(images=4, repeats=1)
@@ -54,7 +54,7 @@ def test_absent_peers_are_skipped_by_name(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory(tmp_path):
-    data = schema(memory.run(width=4, images=32, bits=(4,), peers=False), tmp_path)
+    data = schema(memory.run(width=8, images=32, bits=(4,), peers=False), tmp_path)
     fp32, ours = data["results"]
     assert fp32["peak_ratio"] == fp32["saved_ratio"] == 1.0
     assert ours["saved_ratio"] > 2
@@ -105,7 +105,7 @@ def test_views_against_kornia(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_variants_train_the_same_architecture(family):
     try:
-        one = training_step(Variant(family, 32 if family == "fp32" else 4), width=2, images=4)
+        one = training_step(Variant(family, 32 if family == "fp32" else 4), width=8, images=4)
     except PeerUnavailableError as error:
         pytest.skip(str(error))
     z = one.model(one.views)
@@ -114,13 +114,15 @@ def test_variants_train_the_same_architecture(family):
     assert first != second and all(map(torch.isfinite, map(torch.tensor, (first, second))))
 
 
-def test_unknown_variant():
+def test_unknown_variant_and_narrow_width():
     with pytest.raises(ValueError, match="fedqssl"):
-        build(Variant("nope", 4), width=2)
+        build(Variant("nope", 4), width=8)
+    with pytest.raises(ValueError, match="width"):
+        build(Variant("fp32", 32), width=7)
 
 
 def test_demo_never_overwrites(tmp_path, capsys):
-    settings = demo.Settings(width=2, images=32, batch_size=16, epochs=1, bits=(32, 4))
+    settings = demo.Settings(width=8, images=32, batch_size=16, epochs=1, bits=(32, 4))
     first, second = demo.main(settings, tmp_path), demo.main(settings, tmp_path)
     assert [first.name, second.name] == ["report.md", "report-2.md"]
     assert "| 4 |" in first.read_text()

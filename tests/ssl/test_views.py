@@ -84,11 +84,11 @@ def test_crop_is_interpolate_of_the_cut_out(box, flip):
     top, left, rows, columns = box
     image = torch.rand(1, 3, 32, 24, generator=generator())
     at = [torch.tensor([float(v)]) for v in (top, rows, left, columns)]
-    wy = views.interpolation_matrix(views.crop_positions(at[0], at[1], 32))
-    wx = views.interpolation_matrix(views.crop_positions(at[2], at[3], 24, torch.tensor([flip])))
+    p_y = views.crop_positions(at[0], at[1], 32)
+    p_x = views.crop_positions(at[2], at[3], 24, torch.tensor([flip]))
     cut = image[:, :, top : top + rows, left : left + columns]
     expected = F.interpolate(cut, size=(32, 24), mode="bilinear", align_corners=False)
-    out = wy[:, None] @ image @ wx.mT[:, None]
+    out = views.resample(image, p_y, p_x)
     assert torch.allclose(out, expected.flip(3) if flip else expected, atol=1e-5)
 
 
@@ -102,7 +102,16 @@ def test_random_crops_are_some_cut_out_of_the_right_area():
     area = size.prod(1) / 32**2
     assert torch.allclose(size, size.round(), atol=1e-3)
     assert area.min() > 0.25 and area.max() < 0.65 and area.std() > 0.05
-    assert out.amin(2).min() < 0.5 and out.amax(2).max() > 30.5
+    assert (out.amin((0, 2)) < 0.5).all() and (out.amax((0, 2)) > 30.5).all()  # every edge is within reach
+
+
+def test_resample_is_grid_sample():
+    g = generator()
+    image = torch.rand(5, 3, 12, 9, generator=g)
+    p_y, p_x = 11 * torch.rand(5, 12, generator=g), 8 * torch.rand(5, 9, generator=g)
+    x, y = torch.broadcast_tensors((2 * p_x + 1)[:, None, :] / 9 - 1, (2 * p_y + 1)[:, :, None] / 12 - 1)
+    expected = F.grid_sample(image, torch.stack([x, y], -1), padding_mode="border", align_corners=False)
+    assert torch.allclose(views.resample(image, p_y, p_x), expected, atol=1e-5)
 
 
 def test_crop_statistics_of_the_defaults():

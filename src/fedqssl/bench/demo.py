@@ -63,6 +63,25 @@ class Outcome:
         )
 
 
+class Features(nn.Module):
+    """The encoder within a trained model, fp32 or converted: what its pooling layer returns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (N, 3, H, W) to features (N, d)."""
+        pooled: list[Tensor] = []
+        pool = self.model.get_submodule("0.pool")
+        handle = pool.register_forward_hook(lambda module, inputs, output: pooled.append(output))
+        try:
+            self.model(x)
+        finally:
+            handle.remove()
+        return pooled[0].flatten(1)
+
+
 def probe(encoder: nn.Module, settings: Settings) -> float:
     """Linear-probe accuracy of an encoder's features on images it has not seen."""
     train_x, train_y = shapes(settings.images, settings.seed)
@@ -96,8 +115,7 @@ def train(bits: int, settings: Settings, say: Callable[[str], None]) -> Outcome:
             values.append(float(step()))
         losses.append(sum(values) / len(values))
         say(f"{variant.name:>10}  epoch {epoch + 1}/{settings.epochs}  loss {losses[-1]:.3f}")
-    encoder = next(model.children())
-    return Outcome(bits, tuple(losses), saved, probe(encoder, settings), time.perf_counter() - start)
+    return Outcome(bits, tuple(losses), saved, probe(Features(model), settings), time.perf_counter() - start)
 
 
 def report(settings: Settings, random_accuracy: float, outcomes: Sequence[Outcome]) -> str:

@@ -11,9 +11,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedqssl.bench.records import Record, Row, Skipped
 
@@ -26,7 +26,11 @@ _SKIPPED = 3  # exit code of a process whose peer is not available
 def run(
     width: int = 16, images: int = 256, bits: Sequence[int] = (4,), threads: int = 1, peers: bool = True
 ) -> Record:
-    """Measure every variant in a process of its own; the ``*_ratio`` columns are fp32 / variant."""
+    """Measure every variant in a process of its own; the ``*_ratio`` columns are fp32 / variant.
+
+    ``steady_bytes`` is what the process holds between steps on top of the imported libraries (weights, data, caches,
+    scratch buffers that are kept), ``peak_bytes`` what a step adds to it, ``total_ratio`` compares their sums.
+    """
     from fedqssl.bench.step import candidates
 
     rows: list[dict[str, str | int | float]] = []
@@ -37,15 +41,7 @@ def run(
             skipped.append(result)
         else:
             rows.append({"variant": variant.family, "bits": variant.bits, **result})
-    fp32 = dict(rows[0])
-    results: list[Row] = [
-        {
-            **row,
-            "peak_ratio": float(fp32["peak_bytes"]) / max(float(row["peak_bytes"]), 1.0),
-            "saved_ratio": float(fp32["saved_bytes"]) / max(float(row["saved_bytes"]), 1.0),
-        }
-        for row in rows
-    ]
+    results: list[Row] = [{**row, **_ratios(rows[0], row)} for row in rows]
     settings = {
         "model": "resnet18+projector",
         "width": width,
@@ -54,6 +50,15 @@ def run(
         "threads": threads,
     }
     return Record("memory", results, skipped, settings)
+
+
+def _ratios(fp32: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        "peak_ratio": fp32["peak_bytes"] / max(row["peak_bytes"], 1),
+        "saved_ratio": fp32["saved_bytes"] / max(row["saved_bytes"], 1),
+        "total_ratio": (fp32["steady_bytes"] + fp32["peak_bytes"])
+        / (row["steady_bytes"] + row["peak_bytes"]),
+    }
 
 
 def _measure_apart(variant: Variant, width: int, images: int, threads: int) -> dict[str, int] | Skipped:
@@ -81,15 +86,15 @@ def status_bytes(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}; the memory bench needs Linux")
 
 
-def peak_bytes(step: TrainingStep, warm: int = 2) -> int:
-    """Highest resident size during one step, minus the resident size before it."""
+def steady_and_peak(step: TrainingStep, warm: int = 2) -> tuple[int, int]:
+    """Resident size between steps, and how far one step rises above it."""
     for _ in range(warm):
         step()
     gc.collect()
     before = status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM to VmRSS
     step()
-    return status_bytes("VmHWM") - before
+    return before, status_bytes("VmHWM") - before
 
 
 def saved_bytes(step: TrainingStep) -> int:
@@ -115,15 +120,19 @@ def _measure(arguments: Sequence[str]) -> int:
     import torch
 
     from fedqssl.bench.peers import PeerUnavailableError, Variant, training_step
+    from fedqssl.ssl import simclr  # noqa: F401  (libraries are not part of what a variant holds)
 
     bits, width, images, threads = map(int, arguments[1:])
     torch.set_num_threads(threads)
+    empty = status_bytes("VmRSS")
     try:
         step = training_step(Variant(arguments[0], bits), width, images)
     except PeerUnavailableError as error:
         print(error)
         return _SKIPPED
-    print(json.dumps({"peak_bytes": peak_bytes(step), "saved_bytes": saved_bytes(step)}))
+    steady, peak = steady_and_peak(step)
+    saved = saved_bytes(step)
+    print(json.dumps({"steady_bytes": steady - empty, "peak_bytes": peak, "saved_bytes": saved}))
     return 0
 
 

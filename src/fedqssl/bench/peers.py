@@ -35,6 +35,7 @@ class Variant:
         return self.family if self.family == "fp32" else f"{self.family}-{self.bits}"
 
 
+MIN_WIDTH = 8
 Trainer = tuple[nn.Module, torch.optim.Optimizer]
 
 
@@ -52,10 +53,14 @@ def build(variant: Variant, width: int, lr: float = 0.3) -> Trainer:
     """The variant's network in training mode with its optimiser.
 
     Raises:
+        ValueError: an unknown family, or a width below 8: there torch 2.13's channels_last backward of a
+            strided 1x1 convolution (2 to 7 input channels) writes out of bounds and kills the process.
         PeerUnavailableError: the peer's library is missing or lacks what is needed.
     """
     if variant.family not in FAMILIES:
         raise ValueError(f"unknown variant {variant.family!r}; choose from {', '.join(FAMILIES)}")
+    if width < MIN_WIDTH:
+        raise ValueError(f"width must be at least {MIN_WIDTH} for a bench, not {width}")
     return FAMILIES[variant.family](backbone(width).train(), variant.bits, lr)
 
 

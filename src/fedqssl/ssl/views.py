@@ -1,12 +1,12 @@
 """SimCLR's two augmented views, batched: every step is one tensor operation over all images.
 
-Hand-written because of measured speed at 32x32, one thread: about 12 times kornia. Two facts make it cheap:
+Hand-written for its measured speed: about 8 to 10 times kornia's at 32x32, one thread. What makes it cheap:
 
 * Crop, resize and flip never mix rows with columns, so bilinear resampling is two small matrix products,
-  ``view_c = Wy @ image_c @ Wx^T`` (dense; up to some 96x96 pixels that beats ``F.grid_sample``).
+  ``view_c = Wy image_c Wx^T``. A little faster than ``F.grid_sample`` at 32x32, slower at 96x96.
 * Every colour change is affine in a pixel's RGB value, so all together are one 3x3 matrix and one offset.
 
-Pixels go through in blocks that stay in the cache; without them half of the time would be page faults.
+Pixels go in blocks whose memory is reused; over whole batches half of the time went into page faults.
 """
 
 from __future__ import annotations
@@ -111,6 +111,13 @@ def interpolation_matrix(p: Tensor) -> Tensor:
     return torch.relu_(torch.rsub((p[:, :, None] - pixel).abs_(), 1.0))
 
 
+def resample(images: Tensor, p_y: Tensor, p_x: Tensor) -> Tensor:
+    """Bilinear values of float images (N, C, H, W) at rows p_y (N, H), columns p_x (N, W): ``Wy x Wx^T``."""
+    n, c, h, w = images.shape
+    wide = torch.bmm(images.view(n, c * h, w), interpolation_matrix(p_x).mT).view(n, c, h, w)
+    return torch.matmul(interpolation_matrix(p_y)[:, None], wide)
+
+
 def color_matrix(brightness: Tensor, contrast: Tensor, saturation: Tensor, turn: Tensor) -> Tensor:
     """Matrices M (N, 3, 3) of all colour changes: ``M = b c (P + s cos(t) A + s sin(t) B)``.
 
@@ -180,12 +187,11 @@ def _colors(draws: Tensor, c: int, config: ViewConfig) -> tuple[Tensor, Tensor]:
 def _render(pixels: Tensor, p_y: Tensor, p_x: Tensor, matrix: Tensor, lift: Tensor) -> Tensor:
     """One view of each image: ``clamp(M (Wy image Wx^T) + lift m)``, m the mean luma of the cropped view."""
     n, c, h, w = pixels.shape
-    view = torch.bmm(pixels.view(n, c * h, w), interpolation_matrix(p_x).mT).view(n, c, h, w)
-    view = torch.matmul(interpolation_matrix(p_y)[:, None], view).view(n, c, h * w)
+    view = resample(pixels, p_y, p_x).view(n, c, h * w)
     mean = view.mean(2)  # (N, C)
     luma = mean @ _YIQ[0].to(mean) if c == 3 else mean.view(n)
     out = torch.bmm(matrix, view).add_((lift * luma)[:, None, None])
     return out.clamp_(0, 1).view(n, c, h, w)
 
 
-__all__ = ["ViewConfig", "augment", "color_matrix", "crop_positions", "interpolation_matrix", "two_views"]
+__all__ = ["ViewConfig", "augment", "color_matrix", "crop_positions", "resample", "two_views"]

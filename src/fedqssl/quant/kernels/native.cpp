@@ -76,34 +76,56 @@ void unpack8(const uint8_t* in, int64_t n, int s, uint8_t* codes, int64_t room) 
 }
 
 // The same for codes of 9 to 16 bits held in 16-bit words: eight codes make exactly s bytes.
+struct Wide {
+    uint64_t mask;
+    int half;  // bits of four codes: 36..64
+    explicit Wide(int s) : mask(lane_mask16(s)), half(4 * s) {}
+    uint64_t low(uint64_t a, uint64_t b) const { return half == 64 ? a : (a | (b << half)); }
+    uint64_t high(uint64_t b) const { return half == 64 ? b : (b >> (64 - half)); }
+    uint64_t second(uint64_t low, uint64_t high) const {
+        return half == 64 ? high : ((low >> half) | (high << (64 - half)));
+    }
+};
+
+// Words go to and from memory one by one: a 16-byte load right after two 8-byte stores would stall.
+inline uint64_t load64(const void* p) {
+    uint64_t v;
+    std::memcpy(&v, p, 8);
+    return v;
+}
+inline void store64(void* p, uint64_t v) { std::memcpy(p, &v, 8); }
+
 void pack16(const uint16_t* codes, int64_t n, int s, uint8_t* out, int64_t room) {
-    const uint64_t mask = lane_mask16(s);
-    const int half = 4 * s;  // bits of four codes: 36..64
-    for (int64_t i = 0; i < n; i += 8) {
-        const int count = static_cast<int>(n - i < 8 ? n - i : 8);
-        uint64_t v[2] = {0, 0};
+    const Wide wide(s);
+    int64_t i = 0, at = 0;
+    for (; i + 8 <= n && at + 16 <= room; i += 8, at += s) {
+        const uint64_t a = _pext_u64(load64(codes + i), wide.mask), b = _pext_u64(load64(codes + i + 4), wide.mask);
+        store64(out + at, wide.low(a, b));
+        store64(out + at + 8, wide.high(b));
+    }
+    for (; i < n; i += 8, at += s) {
+        const int64_t count = n - i < 8 ? n - i : 8;
+        uint16_t v[8] = {0};
         std::memcpy(v, codes + i, 2 * count);
-        const uint64_t a = _pext_u64(v[0], mask), b = _pext_u64(v[1], mask);
-        uint64_t w[2];
-        w[0] = half == 64 ? a : (a | (b << half));
-        w[1] = half == 64 ? b : (b >> (64 - half));
-        const int64_t at = (i / 8) * s;
-        if (count == 8 && at + 16 <= room) std::memcpy(out + at, w, 16);
-        else std::memcpy(out + at, w, (count * s + 7) / 8);
+        const uint64_t a = _pext_u64(load64(v), wide.mask), b = _pext_u64(load64(v + 4), wide.mask);
+        const uint64_t w[2] = {wide.low(a, b), wide.high(b)};
+        std::memcpy(out + at, w, (count * s + 7) / 8);
     }
 }
 
 void unpack16(const uint8_t* in, int64_t n, int s, uint16_t* codes, int64_t room) {
-    const uint64_t mask = lane_mask16(s);
-    const int half = 4 * s;
-    for (int64_t i = 0; i < n; i += 8) {
-        const int count = static_cast<int>(n - i < 8 ? n - i : 8);
-        const int64_t at = (i / 8) * s;
+    const Wide wide(s);
+    int64_t i = 0, at = 0;
+    for (; i + 8 <= n && at + 16 <= room; i += 8, at += s) {
+        const uint64_t low = load64(in + at), high = load64(in + at + 8);
+        store64(codes + i, _pdep_u64(low, wide.mask));
+        store64(codes + i + 4, _pdep_u64(wide.second(low, high), wide.mask));
+    }
+    for (; i < n; i += 8, at += s) {
+        const int64_t count = n - i < 8 ? n - i : 8;
         uint64_t w[2] = {0, 0};
-        if (count == 8 && at + 16 <= room) std::memcpy(w, in + at, 16);
-        else std::memcpy(w, in + at, (count * s + 7) / 8);
-        const uint64_t b = half == 64 ? w[1] : ((w[0] >> half) | (w[1] << (64 - half)));
-        const uint64_t v[2] = {_pdep_u64(w[0], mask), _pdep_u64(b, mask)};
+        std::memcpy(w, in + at, (count * s + 7) / 8);
+        const uint64_t v[2] = {_pdep_u64(w[0], wide.mask), _pdep_u64(wide.second(w[0], w[1]), wide.mask)};
         std::memcpy(codes + i, v, 2 * count);
     }
 }
@@ -332,90 +354,148 @@ FQ_API void fq_key_histogram(const float* x, int64_t n, uint32_t* hist, float* r
 
 namespace {
 
+constexpr int kMaxSplit = 10;
+
 inline int64_t raw_key(int64_t order) { return order >= 0x8000 ? order - 0x8000 : 0xFFFF - order; }
 
-// What stands for a key: the middle of its interval, 0 for zeros and denormals, never outside the data's range.
-inline float key_value(int64_t raw, float low, float high) {
-    float v = 0;
-    if (raw & 0x7F80) {
-        const uint32_t bits = static_cast<uint32_t>(raw << 16) | 0x8000u;
-        std::memcpy(&v, &bits, 4);
-    }
+inline float float_of(uint32_t bits) {
+    float v;
+    std::memcpy(&v, &bits, 4);
+    return v;
+}
+
+inline float clamped(float v, float low, float high) {
     v = v < low ? low : v;
     return v > high ? high : v;
 }
 
+// What stands for part q of the 2^split equal parts of a key's interval: its middle; 0 for zeros and denormals.
+inline float part_value(int64_t raw, int64_t q, int split) {
+    if (!(raw & 0x7F80)) return 0.0f;
+    return float_of(static_cast<uint32_t>(raw << 16 | q << (16 - split) | int64_t(1) << (15 - split)));
+}
+
+// The centre of rank `rank` within a key: as if the key's `count` entries lay evenly in its interval.
+inline float interpolated(int64_t raw, int64_t rank, int64_t before, int64_t count) {
+    if (!(raw & 0x7F80)) return 0.0f;
+    const double lo = float_of(static_cast<uint32_t>(raw << 16)), hi = float_of(static_cast<uint32_t>(raw << 16 | 0xFFFF));
+    double part = (static_cast<double>(rank - before) - 0.5) / static_cast<double>(count);
+    if (raw & 0x8000) part = 1.0 - part;  // a larger mantissa is a smaller number
+    return static_cast<float>(lo + part * (hi - lo));
+}
+
 }  // namespace
 
-// codes[key] = index of the centre nearest to the key's value, table[key] = that centre, for every key that occurs;
-// centres = Quantile(i / (2^bits - 1)) as the inverted CDF of the keys, first and last exact. centres has 2^bits entries.
-// Returns 0, or 1 if anything is not finite.
-FQ_API int fq_quantile_table(const uint32_t* hist, int64_t n, int bits, float low, float high, float* centres,
-                             float* table, uint16_t* codes) {
+// The quantile quantizer over keys. centres[i] = Quantile(i / (2^bits - 1)) as the inverted CDF, to within a key, first and
+// last exact. The interval of every key that occurs is cut into 2^split equal parts, finer where more centres lie;
+// index[key] = start << 4 | split, and entry start + (lower 16 bits >> (16 - split)) of values and codes is the nearest
+// centre of a part and its code. Returns the number of entries, 0 if something is not finite; -1 if there is no room.
+FQ_API int64_t fq_quantile_table(const uint32_t* hist, int64_t n, int bits, float low, float high, float* centres,
+                                 uint32_t* index, float* values, uint16_t* codes, int64_t room) {
     const int64_t last = (int64_t(1) << bits) - 1;
     for (int64_t k = 0x7F80; k < 0x8000; ++k)
-        if (hist[k] || hist[k | 0x8000]) return 1;
-    int64_t i = 0, seen = 0;
-    for (int64_t order = 0; order < kKeys && i <= last; ++order) {
-        const int64_t raw = raw_key(order);
-        if (!hist[raw]) continue;
-        seen += hist[raw];
-        const float v = key_value(raw, low, high);
+        if (hist[k] || hist[k | 0x8000]) return 0;
+    int64_t i = 0, seen = 0, entries = 0;
+    for (int64_t order = 0; order < kKeys; ++order) {
+        const int64_t raw = raw_key(order), count = hist[raw];
+        if (!count) continue;
+        const int64_t first = i;
         for (; i <= last; ++i) {
             const int64_t rank = i == 0 ? 1 : (i * n + last - 1) / last;
-            if (rank > seen) break;
-            centres[i] = v;
+            if (rank > seen + count) break;
+            centres[i] = clamped(interpolated(raw, rank, seen, count), low, high);
         }
+        seen += count;
+        int split = 0;
+        if (i - first > 1 && (raw & 0x7F80))
+            while (split < kMaxSplit && (int64_t(1) << split) < 2 * (i - first)) ++split;
+        index[raw] = static_cast<uint32_t>(entries << 4 | split);
+        entries += int64_t(1) << split;
+        if (entries > room) return -1;
     }
     centres[0] = low;
     centres[last] = high;
-    uint32_t low_bits, high_bits;
-    std::memcpy(&low_bits, &low, 4);
-    std::memcpy(&high_bits, &high, 4);
     int64_t at = 0;
     for (int64_t order = 0; order < kKeys; ++order) {
         const int64_t raw = raw_key(order);
         if (!hist[raw]) continue;
-        const float v = key_value(raw, low, high);
-        while (at < last && centres[at] < v) ++at;
-        const int64_t down = at ? at - 1 : at;
-        codes[raw] = static_cast<uint16_t>(v - centres[down] <= centres[at] - v ? down : at);
+        const int split = index[raw] & 15;
+        const int64_t start = index[raw] >> 4, parts = int64_t(1) << split;
+        for (int64_t p = 0; p < parts; ++p) {
+            const int64_t q = raw & 0x8000 ? parts - 1 - p : p;  // ascending values
+            const float v = clamped(part_value(raw, q, split), low, high);
+            while (at < last && centres[at] < v) ++at;
+            const int64_t down = at ? at - 1 : at;
+            codes[start + q] = static_cast<uint16_t>(v - centres[down] <= centres[at] - v ? down : at);
+        }
     }
-    codes[low_bits >> 16] = 0;
-    codes[high_bits >> 16] = static_cast<uint16_t>(last);
-    if (low == 0) codes[0] = codes[0x8000] = 0;  // +0 and -0 have two keys
-    if (high == 0) codes[0] = codes[0x8000] = static_cast<uint16_t>(last);
-    for (int64_t k = 0; k < kKeys; ++k)
-        if (hist[k]) table[k] = centres[codes[k]];
-    return 0;
+    const float ends[2] = {low, high};
+    for (int e = 0; e < 2; ++e) {  // the parts that hold the end points stand for them exactly
+        uint32_t b;
+        std::memcpy(&b, &ends[e], 4);
+        for (uint32_t sign = 0; sign <= (ends[e] == 0 ? 0x80000000u : 0u) && sign <= 0x80000000u; sign += 0x80000000u) {
+            const uint32_t v = ends[e] == 0 ? sign : b, raw = v >> 16;
+            if (hist[raw]) codes[(index[raw] >> 4) + ((v & 0xFFFF) >> (16 - (index[raw] & 15)))] = e ? last : 0;
+            if (sign) break;
+        }
+    }
+    for (int64_t e = 0; e < entries; ++e) values[e] = centres[codes[e]];
+    return entries;
 }
 
-// out[i] = table[key of x[i]]; out may be x.
-FQ_API void fq_table_apply(const float* x, int64_t n, const float* table, float* out, int threads) {
+namespace {
+
+inline int64_t entry_of(float x, const uint32_t* index) {
+    uint32_t b;
+    std::memcpy(&b, &x, 4);
+    const uint32_t cell = index[b >> 16];
+    return (cell >> 4) + ((b & 0xFFFF) >> (16 - (cell & 15)));
+}
+
+}  // namespace
+
+// out[i] = the centre of x[i]; out may be x.
+FQ_API void fq_table_apply(const float* x, int64_t n, const uint32_t* index, const float* values, float* out, int threads) {
+    const __m256i low16 = _mm256_set1_epi32(0xFFFF), low4 = _mm256_set1_epi32(15), c16 = _mm256_set1_epi32(16);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
+        const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
+        int64_t i = c0;
+        for (; i + 8 <= c1; i += 8) {
+            const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+            const __m256i cell = _mm256_i32gather_epi32(reinterpret_cast<const int*>(index), _mm256_srli_epi32(b, 16), 4);
+            const __m256i shift = _mm256_sub_epi32(c16, _mm256_and_si256(cell, low4));
+            const __m256i part = _mm256_srlv_epi32(_mm256_and_si256(b, low16), shift);
+            const __m256i entry = _mm256_add_epi32(_mm256_srli_epi32(cell, 4), part);
+            _mm256_storeu_ps(out + i, _mm256_i32gather_ps(values, entry, 4));
+        }
+        for (; i < c1; ++i) out[i] = values[entry_of(x[i], index)];
+    }
+}
+
+// The same for tables without split keys, spread to one value per raw key.
+FQ_API void fq_key_apply(const float* x, int64_t n, const float* by_key, float* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
         const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
         int64_t i = c0;
         for (; i + 8 <= c1; i += 8) {
             const __m256i key = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), 16);
-            _mm256_storeu_ps(out + i, _mm256_i32gather_ps(table, key, 4));
+            _mm256_storeu_ps(out + i, _mm256_i32gather_ps(by_key, key, 4));
         }
         for (; i < c1; ++i) {
-            uint32_t bits;
-            std::memcpy(&bits, x + i, 4);
-            out[i] = table[bits >> 16];
+            uint32_t b;
+            std::memcpy(&b, x + i, 4);
+            out[i] = by_key[b >> 16];
         }
     }
 }
 
-// out[i] = codes[key of x[i]].
-FQ_API void fq_code_apply(const float* x, int64_t n, const uint16_t* codes, uint16_t* out, int threads) {
+// out[i] = the code of x[i]'s centre.
+FQ_API void fq_code_apply(const float* x, int64_t n, const uint32_t* index, const uint16_t* codes, uint16_t* out,
+                          int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < n; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, x + i, 4);
-        out[i] = codes[bits >> 16];
-    }
+    for (int64_t i = 0; i < n; ++i) out[i] = codes[entry_of(x[i], index)];
 }
 
 #include "native_norm.h"

@@ -72,11 +72,12 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "fq_unpack_table": (None, (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int)),
     "fq_key_histogram": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
     "fq_quantile_table": (
-        c_int,
-        (c_void_p, c_int64, c_int, c_float, c_float, c_void_p, c_void_p, c_void_p),
+        c_int64,
+        (c_void_p, c_int64, c_int, c_float, c_float, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
     ),
-    "fq_table_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
-    "fq_code_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
+    "fq_table_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int)),
+    "fq_key_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
+    "fq_code_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int)),
     "fq_norm_stats": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int)),
     "fq_norm_act": (None, (c_void_p,)),
     "fq_norm_backward_sums": (
@@ -180,24 +181,39 @@ def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
 
 
 def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
-    """See :func:`.reference.quantile_table`; entries of keys that do not occur are left undefined."""
-    centres, values, codes = _floats(2**bits), _floats(_KEYS), torch.empty(_KEYS, dtype=torch.uint16)
-    pointers = centres.data_ptr(), values.data_ptr(), codes.data_ptr()
-    bad = _call("fq_quantile_table", hist.data_ptr(), n, bits, low, high, *pointers)
-    return None if bad else KeyTable(centres, values, codes)
+    """See :func:`.reference.quantile_table`; index entries of keys that do not occur are left undefined."""
+    room = _KEYS + 4 * 2**bits  # a key with c > 1 centres is cut into fewer than 4 c parts
+    centres, values = _floats(2**bits), _floats(room)
+    index, codes = torch.empty(_KEYS, dtype=torch.int32), torch.empty(room, dtype=torch.uint16)
+    pointers = centres.data_ptr(), index.data_ptr(), values.data_ptr(), codes.data_ptr()
+    entries = _call("fq_quantile_table", hist.data_ptr(), n, bits, low, high, *pointers, room)
+    if entries < 0:
+        raise RuntimeError("quantile table overflow; please report this as a bug")
+    if entries == 0:
+        return None
+    by_key = None
+    if entries == int(torch.count_nonzero(hist)):  # no key is cut: one look-up per float will do
+        starts = torch.where(hist > 0, index >> 4, 0)
+        by_key = values[starts.to(torch.int64)]
+    return KeyTable(centres, index, values[:entries], codes[:entries], by_key)
 
 
 def table_apply(x: Tensor, table: KeyTable, out: Tensor | None = None) -> Tensor:
-    """See :func:`.reference.table_apply`."""
+    """See :func:`.reference.table_apply`; ``out`` may be x."""
     out = torch.empty_like(x) if out is None else out
-    _call("fq_table_apply", x.data_ptr(), x.numel(), table.values.data_ptr(), out.data_ptr(), _threads())
+    if table.by_key is not None:
+        _call("fq_key_apply", x.data_ptr(), x.numel(), table.by_key.data_ptr(), out.data_ptr(), _threads())
+        return out
+    pointers = table.index.data_ptr(), table.values.data_ptr(), out.data_ptr()
+    _call("fq_table_apply", x.data_ptr(), x.numel(), *pointers, _threads())
     return out
 
 
 def code_apply(x: Tensor, table: KeyTable) -> Tensor:
     """See :func:`.reference.code_apply`."""
     out = torch.empty(x.numel(), dtype=torch.uint16)
-    _call("fq_code_apply", x.data_ptr(), x.numel(), table.codes.data_ptr(), out.data_ptr(), _threads())
+    pointers = table.index.data_ptr(), table.codes.data_ptr(), out.data_ptr()
+    _call("fq_code_apply", x.data_ptr(), x.numel(), *pointers, _threads())
     return out
 
 
@@ -248,16 +264,15 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
 
 
 def norm_backward_sums(
-    g: Tensor, mask: Tensor | None, hat: Tensor | None, hat_bits: int, hat_step: float, want_masked: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    g: Tensor, mask: Tensor | None, hat: Tensor | None, hat_bits: int, hat_step: float, out: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """See :func:`.reference.norm_backward_sums`."""
     rows, channels = g.shape
-    out = torch.empty_like(g) if want_masked else None
     sums = torch.empty(2, channels, dtype=torch.float64)
     kept = (hat_bits, hat_step) if hat is not None else (0, 0.0)
     pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat)
     _call("fq_norm_backward_sums", *pointers, *kept, _ptr(out), *map(_ptr, sums), _threads())
-    return sums[0], sums[1], out
+    return sums[0], sums[1]
 
 
 def norm_backward_apply(
@@ -268,21 +283,23 @@ def norm_backward_apply(
     hat_step: float,
     coefficients: tuple[Tensor, Tensor, Tensor],
     quantile_bits: int | None,
-) -> tuple[Tensor, bool]:
+    out: Tensor,
+) -> bool:
     """See :func:`.reference.norm_backward_apply`."""
     rows, channels = g.shape
-    dx = torch.empty_like(g)
     hist, extent = None, _floats(2)
     if quantile_bits is not None:
         hist = torch.empty(_KEYS, dtype=torch.int32)
     kept = (hat_bits, hat_step) if hat is not None else (0, 0.0)
     pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat)
-    outputs = *map(_ptr, coefficients), dx.data_ptr(), _ptr(hist), extent.data_ptr()
+    outputs = *map(_ptr, coefficients), out.data_ptr(), _ptr(hist), extent.data_ptr()
     _call("fq_norm_backward_apply", *pointers, *kept, *outputs, _threads())
     if hist is None or quantile_bits is None:
-        return dx, bool(torch.isfinite(dx).all())
-    table = quantile_table(hist, dx.numel(), quantile_bits, float(extent[0]), float(extent[1]))
-    return (dx, False) if table is None else (table_apply(dx, table, out=dx), True)
+        return bool(torch.isfinite(out).all())
+    table = quantile_table(hist, out.numel(), quantile_bits, float(extent[0]), float(extent[1]))
+    if table is not None:
+        table_apply(out, table, out=out)
+    return table is not None
 
 
 def bit_dot(x: Tensor, y: Tensor, x_bits: int, y_bits: int) -> int:

@@ -42,55 +42,82 @@ struct BitConvArgs {
     int threads;
 };
 
+namespace {
+
+// The window of one output pixel in one plane: taps in order (row, column), cb bytes each; outside the image is zero.
+// Rows inside the image are copied eight bytes at a time past their end: the next row, or clear_tail, overwrites the excess.
+void bit_window(const BitConvArgs& p, const uint8_t* plane, int64_t cb, int64_t oh, int64_t ow, uint8_t* out) {
+    const int64_t w0 = ow * p.stride_w - p.pad_w, row_bytes = p.KW * cb;
+    const bool inside = p.dil_w == 1 && w0 >= 0 && w0 + p.KW <= p.W;
+    for (int64_t a = 0; a < p.KH; ++a, out += row_bytes) {
+        const int64_t h = oh * p.stride_h - p.pad_h + a * p.dil_h;
+        if (h < 0 || h >= p.H) {
+            std::memset(out, 0, row_bytes);
+        } else if (inside) {
+            const uint8_t* from = plane + (h * p.W + w0) * cb;
+            for (int64_t i = 0; i < row_bytes; i += 8) std::memcpy(out + i, from + i, 8);
+        } else {
+            for (int64_t b = 0; b < p.KW; ++b) {
+                const int64_t w = w0 + b * p.dil_w;
+                if (w < 0 || w >= p.W) std::memset(out + b * cb, 0, cb);
+                else std::memcpy(out + b * cb, plane + (h * p.W + w) * cb, cb);
+            }
+        }
+    }
+}
+
+template <int kWords>  // 0: any number
+inline int64_t and_count(const uint64_t* x, const uint64_t* y, int64_t words) {
+    int64_t ones = 0;
+    const int64_t n = kWords ? kWords : words;
+    for (int64_t q = 0; q < n; ++q) ones += _mm_popcnt_u64(x[q] & y[q]);
+    return ones;
+}
+
+template <int kWords>
+void bit_image(const BitConvArgs& p, int64_t n, const uint64_t* weight, int64_t words, int64_t cb) {
+    const int64_t pixels = p.H * p.W, used = p.KH * p.KW * cb, levels = (1 << p.k) - 1;
+    std::vector<uint8_t> planes(p.m * pixels * cb + 16);
+    for (int i = 0; i < p.m; ++i)
+        for (int64_t q = 0; q < pixels; ++q)
+            plane_bytes(p.x + (n * pixels + q) * p.C, p.C, i, planes.data() + (i * pixels + q) * cb);
+    std::vector<uint64_t> columns(p.m * words + 2);
+    for (int64_t oh = 0; oh < p.OH; ++oh)
+        for (int64_t ow = 0; ow < p.OW; ++ow) {
+            int64_t sum_x = 0;
+            for (int i = 0; i < p.m; ++i) {
+                uint64_t* column = columns.data() + i * words;
+                bit_window(p, planes.data() + i * pixels * cb, cb, oh, ow, reinterpret_cast<uint8_t*>(column));
+                if (used % 8) column[words - 1] &= (uint64_t(1) << (8 * (used % 8))) - 1;
+                sum_x += and_count<kWords>(column, column, words) << i;
+            }
+            float* out = p.out + ((n * p.OH + oh) * p.OW + ow) * p.O;
+            for (int64_t o = 0; o < p.O; ++o) {
+                int64_t dot = 0;
+                for (int i = 0; i < p.m; ++i)
+                    for (int j = 0; j < p.k; ++j)
+                        dot += and_count<kWords>(columns.data() + i * words, weight + (o * p.k + j) * words, words) << (i + j);
+                out[o] = static_cast<float>(2 * dot - levels * sum_x) * p.scale;
+            }
+        }
+}
+
+}  // namespace
+
 FQ_API void fq_bit_conv2d(const BitConvArgs* args) {
     const BitConvArgs& p = *args;
-    const int64_t cb = (p.C + 7) / 8, taps = p.KH * p.KW, words = (taps * cb + 7) / 8, bytes = words * 8;
-    std::vector<uint8_t> weight(p.O * p.k * bytes, 0);
+    const int64_t cb = (p.C + 7) / 8, taps = p.KH * p.KW, words = (taps * cb + 7) / 8;
+    std::vector<uint64_t> weight(p.O * p.k * words, 0);
     for (int64_t o = 0; o < p.O; ++o)
         for (int j = 0; j < p.k; ++j)
             for (int64_t t = 0; t < taps; ++t)
-                plane_bytes(p.w + (o * taps + t) * p.C, p.C, j, weight.data() + (o * p.k + j) * bytes + t * cb);
-    const int64_t levels = (1 << p.k) - 1;
+                plane_bytes(p.w + (o * taps + t) * p.C, p.C, j,
+                            reinterpret_cast<uint8_t*>(weight.data() + (o * p.k + j) * words) + t * cb);
 #pragma omp parallel for num_threads(p.threads) schedule(static)
     for (int64_t n = 0; n < p.N; ++n) {
-        std::vector<uint8_t> planes(p.m * p.H * p.W * cb);
-        for (int64_t q = 0; q < p.H * p.W; ++q)
-            for (int i = 0; i < p.m; ++i)
-                plane_bytes(p.x + (n * p.H * p.W + q) * p.C, p.C, i, planes.data() + (i * p.H * p.W + q) * cb);
-        std::vector<uint64_t> columns(p.m * words);
-        for (int64_t oh = 0; oh < p.OH; ++oh)
-            for (int64_t ow = 0; ow < p.OW; ++ow) {
-                std::memset(columns.data(), 0, p.m * bytes);
-                for (int i = 0; i < p.m; ++i) {
-                    uint8_t* column = reinterpret_cast<uint8_t*>(columns.data() + i * words);
-                    for (int64_t a = 0; a < p.KH; ++a) {
-                        const int64_t h = oh * p.stride_h - p.pad_h + a * p.dil_h;
-                        if (h < 0 || h >= p.H) continue;
-                        for (int64_t b = 0; b < p.KW; ++b) {
-                            const int64_t w = ow * p.stride_w - p.pad_w + b * p.dil_w;
-                            if (w < 0 || w >= p.W) continue;
-                            std::memcpy(column + (a * p.KW + b) * cb,
-                                        planes.data() + ((i * p.H + h) * p.W + w) * cb, cb);
-                        }
-                    }
-                }
-                int64_t sum_x = 0;
-                for (int i = 0; i < p.m; ++i)
-                    for (int64_t q = 0; q < words; ++q)
-                        sum_x += static_cast<int64_t>(_mm_popcnt_u64(columns[i * words + q])) << i;
-                float* out = p.out + ((n * p.OH + oh) * p.OW + ow) * p.O;
-                for (int64_t o = 0; o < p.O; ++o) {
-                    int64_t dot = 0;
-                    const uint64_t* row = reinterpret_cast<const uint64_t*>(weight.data() + o * p.k * bytes);
-                    for (int i = 0; i < p.m; ++i)
-                        for (int j = 0; j < p.k; ++j) {
-                            int64_t ones = 0;
-                            for (int64_t q = 0; q < words; ++q)
-                                ones += _mm_popcnt_u64(columns[i * words + q] & row[j * words + q]);
-                            dot += ones << (i + j);
-                        }
-                    out[o] = static_cast<float>(2 * dot - levels * sum_x) * p.scale;
-                }
-            }
+        if (words == 3) bit_image<3>(p, n, weight.data(), words, cb);
+        else if (words == 5) bit_image<5>(p, n, weight.data(), words, cb);
+        else if (words == 9) bit_image<9>(p, n, weight.data(), words, cb);
+        else bit_image<0>(p, n, weight.data(), words, cb);
     }
 }

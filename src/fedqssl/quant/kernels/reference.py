@@ -14,6 +14,7 @@ from fedqssl.quant.kernels.types import KeyTable, Norm, NormAct, NormActResult
 NAME = "torch"
 _CHUNK = 1 << 20  # codes expanded to single bits at a time
 _KEYS = 1 << 16
+_MAX_SPLIT = 10  # a key's interval is cut into at most 2^10 parts
 
 
 def code_dtype(bits: int) -> torch.dtype:
@@ -81,53 +82,81 @@ def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
     return torch.bincount(float_keys(x), minlength=_KEYS), float(low), float(high)
 
 
-def key_values(low: float, high: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Raw keys in ascending order of their floats, and the float that stands for each of them.
-
-    That is the middle of the key's interval; 0 for zeros and denormals; never outside ``[low, high]``.
-    """
+def _raw_keys(device: torch.device) -> Tensor:
+    """Raw keys in ascending order of their floats."""
     order = torch.arange(_KEYS, device=device)
-    raw = torch.where(order >= 0x8000, order - 0x8000, 0xFFFF - order)
-    signed = torch.where(raw >= 0x8000, raw - 0x10000, raw).to(torch.int32)
-    values = (signed * 65536 + 0x8000).view(torch.float32)
-    values = torch.where((raw & 0x7F80) == 0, torch.zeros((), device=device), values)
-    return raw, values.clamp(low, high)
+    return torch.where(order >= 0x8000, order - 0x8000, 0xFFFF - order)
+
+
+def _float_of(bits: Tensor) -> Tensor:
+    """The float32 of 32-bit patterns that are held as non-negative int64."""
+    return torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32).view(torch.float32)
+
+
+def _centres(raw: Tensor, count: Tensor, n: int, bits: int, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Centres, interpolated evenly within their key; and how many lie in each key (both in ascending order)."""
+    last = 2**bits - 1
+    ranks = ((torch.arange(last + 1, device=raw.device) * n + last - 1) // last).clamp(min=1)
+    seen = count.cumsum(0)
+    at = torch.searchsorted(seen, ranks)
+    key = raw[at]
+    part = ((ranks - (seen - count)[at]).double() - 0.5) / count[at].double()
+    part = torch.where(key >= 0x8000, 1.0 - part, part)  # a larger mantissa is a smaller number
+    start, end = _float_of(key << 16).double(), _float_of(key << 16 | 0xFFFF).double()
+    centres = (start + part * (end - start)).float()
+    centres = torch.where((key & 0x7F80) == 0, 0.0, centres).clamp(low, high)
+    centres[0], centres[last] = low, high
+    return centres, torch.bincount(at, minlength=raw.numel())
 
 
 def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
-    """Centres ``Quantile(i / (2^bits - 1))`` of the keys and, per raw key, the nearest centre; None if not finite."""
-    last = 2**bits - 1
-    hist = hist.to(torch.int64)
-    exponent = torch.arange(_KEYS, device=hist.device) & 0x7F80
-    if bool(hist[exponent == 0x7F80].any()):
+    """Centres ``Quantile(i / (2^bits - 1))`` to within a key, and the nearest one per part of a key; None if not finite."""
+    device, last = hist.device, 2**bits - 1
+    raw = _raw_keys(device)
+    count = hist.to(torch.int64)[raw]
+    if bool(count[(raw & 0x7F80) == 0x7F80].any()):
         return None
-    raw, values = key_values(low, high, hist.device)
-    ranks = torch.arange(last + 1, device=hist.device, dtype=torch.int64) * n
-    ranks = ((ranks + last - 1) // last).clamp(min=1)
-    centres = values[torch.searchsorted(hist[raw].cumsum(0), ranks)]
-    centres[0], centres[last] = low, high
-    at = torch.searchsorted(centres, values).clamp(max=last)
+    raw, count = raw[count > 0], count[count > 0]
+    centres, inside = _centres(raw, count, n, bits, low, high)
+    split = (2 * inside).double().log2().ceil().clamp(0, _MAX_SPLIT).to(torch.int64)
+    split = torch.where((inside > 1) & ((raw & 0x7F80) != 0), split, 0)
+    parts = 2**split
+    start = parts.cumsum(0) - parts
+    index = torch.zeros(_KEYS, dtype=torch.int64, device=device)
+    index[raw] = start << 4 | split
+    owner = torch.repeat_interleave(torch.arange(raw.numel(), device=device), parts)
+    part = torch.arange(owner.numel(), device=device) - start[owner]
+    key, cut = raw[owner], split[owner]
+    middle = _float_of(key << 16 | part << (16 - cut) | 1 << (15 - cut))
+    middle = torch.where((key & 0x7F80) == 0, 0.0, middle).clamp(low, high)
+    at = torch.searchsorted(centres, middle).clamp(max=last)
     down = (at - 1).clamp(min=0)
-    code = torch.where(values - centres[down] <= centres[at] - values, down, at)
-    codes = torch.empty_like(code)
-    codes[raw] = code
-    ends = float_keys(torch.tensor([low, high], device=hist.device))
-    codes[ends[0]], codes[ends[1]] = 0, last
-    if low == 0:
-        codes[0] = codes[0x8000] = 0
-    if high == 0:
-        codes[0] = codes[0x8000] = last
-    return KeyTable(centres, centres[codes], codes)
+    codes = torch.where(middle - centres[down] <= centres[at] - middle, down, at)
+    for end, code in ((low, 0), (high, last)):  # the parts that hold the end points stand for them exactly
+        for x in (end, -end) if end == 0 else (end,):
+            bits32 = torch.tensor([x], device=device).view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+            if bool(hist[bits32 >> 16] > 0):
+                codes[_entries(bits32, index)] = code
+    return KeyTable(centres, index, centres[codes], codes)
+
+
+def _entries(bits32: Tensor, index: Tensor) -> Tensor:
+    cell = index[bits32 >> 16 & 0xFFFF]
+    return (cell >> 4) + ((bits32 & 0xFFFF) >> (16 - (cell & 15)))
+
+
+def _entries_of(x: Tensor, table: KeyTable) -> Tensor:
+    return _entries(x.contiguous().view(torch.int32).flatten().to(torch.int64), table.index)
 
 
 def table_apply(x: Tensor, table: KeyTable) -> Tensor:
-    """Every float replaced by its key's centre."""
-    return table.values[float_keys(x).to(torch.int64)].view_as(x)
+    """Every float replaced by its centre."""
+    return table.values[_entries_of(x, table)].view_as(x)
 
 
 def code_apply(x: Tensor, table: KeyTable) -> Tensor:
     """The code of every float's centre, flat, as uint16."""
-    return table.codes[float_keys(x).to(torch.int64)].to(torch.int32).to(torch.uint16)
+    return table.codes[_entries_of(x, table)].to(torch.int32).to(torch.uint16)
 
 
 def norm_stats(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,12 +212,14 @@ def apply_mask(g: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def norm_backward_sums(
-    g: Tensor, mask: Tensor | None, hat: Tensor | None, hat_bits: int, hat_step: float, want_masked: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Per channel, sums of the masked g and of ``g * x_hat`` in float64; and the masked g if wanted."""
-    g = apply_mask(g, mask)
+    g: Tensor, mask: Tensor | None, hat: Tensor | None, hat_bits: int, hat_step: float, out: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Per channel, sums of the masked g and of ``g * x_hat`` in float64; ``out`` (may be g) receives the masked g."""
+    masked = apply_mask(g, mask)
     x_hat = _unpack_hat(hat, g, hat_bits, hat_step)
-    return g.double().sum(0), (g.double() * x_hat).sum(0), g if want_masked else None
+    if out is not None:
+        out.copy_(masked)
+    return masked.double().sum(0), (masked.double() * x_hat).sum(0)
 
 
 def norm_backward_apply(
@@ -199,12 +230,15 @@ def norm_backward_apply(
     hat_step: float,
     coefficients: tuple[Tensor, Tensor, Tensor],
     quantile_bits: int | None,
-) -> tuple[Tensor, bool]:
-    """``dx = g * mul + x_hat * hat_mul + add``, quantile-quantized in place if bits are given; and "all is finite"."""
+    out: Tensor,
+) -> bool:
+    """``out = g * mul + x_hat * hat_mul + add``, quantile-quantized if bits are given; out may be g. Is all finite?"""
     mul, hat_mul, add = coefficients
-    dx = apply_mask(g, mask) * mul + _unpack_hat(hat, g, hat_bits, hat_step) * hat_mul + add
+    out.copy_(apply_mask(g, mask) * mul + _unpack_hat(hat, g, hat_bits, hat_step) * hat_mul + add)
     if quantile_bits is None:
-        return dx, bool(torch.isfinite(dx).all())
-    hist, low, high = key_histogram(dx)
-    table = quantile_table(hist, dx.numel(), quantile_bits, low, high)
-    return (dx, False) if table is None else (table_apply(dx, table), True)
+        return bool(torch.isfinite(out).all())
+    hist, low, high = key_histogram(out)
+    table = quantile_table(hist, out.numel(), quantile_bits, low, high)
+    if table is not None:
+        out.copy_(table_apply(out, table))
+    return table is not None

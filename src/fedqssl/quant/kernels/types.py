@@ -9,11 +9,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class KeyTable:
-    """The quantile quantizer over 16-bit float keys: centres, and per raw key its centre and that centre's code."""
+    """The quantile quantizer over 16-bit float keys.
+
+    The interval of floats that share a key is cut into ``2^split`` equal parts, finer where more centres lie:
+    ``index[key] = start << 4 | split``, and entry ``start + (lower 16 bits >> (16 - split))`` of ``values`` and ``codes`` is
+    the centre nearest to the part's middle, and that centre's code. ``by_key`` has the value per raw key where no key is
+    cut (a short cut; may be None).
+    """
 
     centres: Tensor  # (2^bits,)
-    values: Tensor  # (65536,)
-    codes: Tensor  # (65536,)
+    index: Tensor  # (65536,) by raw key
+    values: Tensor  # (entries,)
+    codes: Tensor  # (entries,)
+    by_key: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,135 @@
+"""Activations between low-bit layers: s-bit codes, and the thin thread that ties them into autograd's graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedqssl.quant.kernels import ops
+
+
+def to_rows(x: Tensor) -> Tensor:
+    """(N, C, H, W) as the contiguous matrix (N*H*W, C), free of charge for channels_last; (N, C) as it is."""
+    if x.dim() == 2:
+        return x.contiguous()
+    return x.permute(0, 2, 3, 1).contiguous().flatten(0, 2)
+
+
+def from_rows(rows: Tensor, shape: torch.Size) -> Tensor:
+    """Inverse of :func:`to_rows`: a channels_last tensor of ``shape``."""
+    if len(shape) == 2:
+        return rows.view(shape)
+    n, c, h, w = shape
+    return rows.view(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def thread(shape: torch.Size, device: torch.device) -> Tensor:
+    """A float tensor of this shape that takes four bytes: it carries gradients backward and nothing forward."""
+    return torch.zeros((), device=device).expand(shape)
+
+
+@dataclass(frozen=True)
+class Code:
+    """How to read packed codes: bits, step, lowest value, shape."""
+
+    bits: int
+    step: float
+    low: float
+    shape: torch.Size
+
+
+class Sink:
+    """Where the low-bit consumers of an activation add up its gradient, in one buffer and in place.
+
+    They hand nothing to autograd; the producer, which autograd runs after all of them, takes the sum from here. A deposited
+    tensor belongs to the sink: its producer must not keep it.
+    """
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+
+    def add(self, g: Tensor) -> None:
+        """Deposit a gradient."""
+        if self.total is None:
+            self.total = g
+        else:
+            self.total += g
+
+    def take(self) -> Tensor | None:
+        """The sum so far; the sink is empty afterwards."""
+        total, self.total = self.total, None
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """Codes of ``bits`` bits; code k stands for ``low + k * step`` (low is 0 behind an activation function).
+
+    ``packed`` (rows order, kept for the backward pass) exists while gradients are recorded; ``codes`` (uint8) or ``values``
+    (float) is the view that the next layer reads, whichever its kernel wants, and goes with this object. Consumers that know of
+    ``sink`` leave their gradient there instead of returning it to autograd.
+    """
+
+    thread: Tensor
+    bits: int
+    step: float
+    packed: Tensor | None
+    codes: Tensor | None
+    values: Tensor | None
+    low: float = 0.0
+    sink: Sink | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the activation tensor."""
+        return self.thread.shape
+
+    @property
+    def code(self) -> Code:
+        """What is needed to read the packed codes."""
+        return Code(self.bits, self.step, self.low, self.shape)
+
+    def floats(self) -> Tensor:
+        """The float view, outside autograd."""
+        if self.values is not None:
+            return self.values
+        if self.codes is not None:
+            return self.codes.to(torch.float32) * self.step + self.low
+        assert self.packed is not None
+        return unpack_values(self.packed, self.code)
+
+    def to_tensor(self) -> Tensor:
+        """The float view inside autograd, for operators that are not low-bit (pooling, a model's output)."""
+        out: Tensor = _ToTensor.apply(self.thread, self)  # type: ignore[no-untyped-call]
+        return out
+
+    def for_backward(self) -> Tensor:
+        """Packed codes to be saved by the next layer."""
+        if self.packed is None:  # recorded by a consumer although the producer ran without gradients
+            return pack_values(self.floats(), self.code)
+        return self.packed
+
+
+def pack_values(x: Tensor, code: Code) -> Tensor:
+    """Packed codes of floats: ``round((x - low) / step)``, clipped to the grid."""
+    flat = to_rows(x).flatten()
+    packed: Tensor = ops(flat).quantize_pack(flat - code.low if code.low else flat, code.bits, 1.0 / code.step)
+    return packed
+
+
+def unpack_values(packed: Tensor, code: Code) -> Tensor:
+    """``low + k * step`` of a packed activation, channels_last."""
+    flat = ops(packed).unpack_affine(packed, code.bits, code.shape.numel(), code.step, code.low)
+    return from_rows(flat, code.shape)
+
+
+class _ToTensor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, thread: Tensor, activation: Activation) -> Tensor:
+        return activation.floats().clone() if activation.values is not None else activation.floats()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return g, None

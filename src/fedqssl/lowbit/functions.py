@@ -1,0 +1,306 @@
+"""Autograd of the low-bit layers: where PAPER-TO-CODE (sections 4 and 5) says that something is quantized, kept or clipped.
+
+Everything kept for the backward pass goes through ``save_for_backward`` as packed codes, so that torch's saved-tensor hooks
+see every byte.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedqssl.lowbit.activation import Activation, Code, Sink, from_rows, pack_values, thread, to_rows, unpack_values
+from fedqssl.lowbit.scratch import LARGE, POOL
+from fedqssl.quant import bit_conv2d, quantile_round
+from fedqssl.quant.kernels import intconv, native, ops
+from fedqssl.quant.kernels.types import NormAct
+from fedqssl.quant.packing import pack, packed_size
+
+if TYPE_CHECKING:
+    from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm
+
+Grads = tuple[Tensor | None, ...]
+
+
+def quantize_gradient(g: Tensor, layer: LowBitConv2d | LowBitLinear) -> Tensor:
+    """``g^(Q)``: the activation gradient in s + 2 bits; left alone (and reported at the step) if it is not finite."""
+    if g.numel() <= 2**layer.gradient_bits:
+        return g  # fewer entries than centres: kept exactly
+    try:
+        return quantile_round(
+            g, layer.gradient_bits, rounding=layer.options.gradient_rounding, generator=layer.generator
+        )
+    except ValueError:
+        layer.weight.finite = False
+        return g
+
+
+def integer_path(x_bits: int, layer: LowBitConv2d) -> bool:
+    """Whether this convolution of codes can run in integers, exactly."""
+    return layer.weight.integral and intconv.fits(2**x_bits - 1, 2**layer.weight.bits - 1) and intconv.available()
+
+
+def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
+    """Forward convolution of codes by the fastest exact path: bit counts at 1 bit, integers up to 7, else floats."""
+    steps = layer.stride, layer.padding, layer.dilation
+    if x.codes is not None and layer.weight.integral and x.codes.device.type == "cpu":
+        if x.bits == 1 and layer.weight.bits == 1 and layer.groups == 1 and ops() is native:
+            scale = layer.weight.integers()[1] * x.step
+            return bit_conv2d(x.codes, layer.weight.unpacked(), 1, 1, *steps, scale)
+        if integer_path(x.bits, layer):
+            w, scale = layer.weight.integers()
+            return _in_chunks(x.codes, lambda part: intconv.conv2d(part, w, *steps, layer.groups, scale * x.step))
+    floats = layer.weight.effective().contiguous(memory_format=torch.channels_last)
+    return _in_chunks(x.floats(), lambda part: F.conv2d(part, floats, None, *steps, layer.groups))
+
+
+def _chunk_images(shape: torch.Size) -> int:
+    """Images per chunk of a float tensor: about half of ``LARGE``, a multiple of 8 so that chunks start on a byte."""
+    per_image = 4 * shape[1:].numel()
+    return max(LARGE // 2 // per_image // 8 * 8, 8)
+
+
+def _in_chunks(x: Tensor, operator: Callable[[Tensor], Tensor], into: Tensor | None = None) -> Tensor:
+    """``operator`` of x, image chunk by image chunk if its output is large, in a pooled buffer (or added to ``into``)."""
+    count = _chunk_images(x.shape)
+    if x.device.type != "cpu" or x.shape[0] <= count:
+        part = operator(x)
+        return part if into is None else into.add_(part)
+    out = into
+    for start in range(0, x.shape[0], count):
+        part = operator(x[start : start + count])
+        if out is None:
+            shape = torch.Size((x.shape[0], *part.shape[1:]))
+            out = from_rows(POOL.take(shape.numel(), x.device), shape)
+        if into is None:
+            out[start : start + count] = part
+        else:
+            out[start : start + count] += part
+    assert out is not None
+    return out
+
+
+class Convolve(torch.autograd.Function):
+    """``y = conv(x^(Q), w^(Q))``; backward quantizes the gradient once and uses it in both products."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LowBitConv2d, codes: Activation) -> Tensor:  # type: ignore[override]
+        """Keeps the packed input codes."""
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(codes.for_backward())
+        ctx.layer, ctx.code, ctx.sink = layer, codes.code, codes.sink
+        return convolve(codes, layer)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Grads:  # type: ignore[override]
+        """dL/dw goes to the weight; dL/dx goes on."""
+        layer: LowBitConv2d = ctx.layer
+        g = g.contiguous(memory_format=torch.channels_last)
+        if layer.quantizes_gradient:
+            g = from_rows(quantize_gradient(to_rows(g), layer), g.shape)
+        if ctx.needs_input_grad[1]:
+            layer.weight.receive(_weight_gradient(g, ctx.saved_tensors[0], ctx.code, layer), layer.generator)
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        if ctx.sink is None:
+            return _input_gradient(g, ctx.code.shape, layer, None), None, None, None
+        total = ctx.sink.take()
+        ctx.sink.add(_input_gradient(g, ctx.code.shape, layer, total))
+        return None, None, None, None
+
+
+def _conv_backward(g: Tensor, x: Tensor, w: Tensor, layer: LowBitConv2d, stride: tuple[int, int], which: int) -> Tensor:
+    mask = [which == 0, which == 1, False]
+    steps = list(stride), list(layer.padding), list(layer.dilation), False, [0, 0], layer.groups
+    result: Tensor = torch.ops.aten.convolution_backward(g, x, w, None, *steps, mask)[which]
+    return result
+
+
+def _strided_pointwise(layer: LowBitConv2d) -> bool:
+    """1x1 convolutions with a stride only see a sub-grid; oneDNN's backward is far slower on them than on that grid."""
+    return layer.kernel_size == (1, 1) and layer.padding == (0, 0) and layer.stride != (1, 1)
+
+
+def _weight_gradient(g: Tensor, packed: Tensor, code: Code, layer: LowBitConv2d) -> Tensor:
+    """dL/dw with the input unpacked a chunk of images at a time: its float view never exists as a whole."""
+    w = torch.zeros((), device=g.device).expand(layer.weight.shape)  # only its shape matters
+    count = _chunk_images(code.shape)
+    per_image = code.shape[1:].numel()
+    total: Tensor | None = None
+    for start in range(0, code.shape[0], count):
+        images = min(count, code.shape[0] - start)
+        first = start * per_image * code.bits // 8
+        last = first + packed_size(images * per_image, code.bits)
+        part = Code(code.bits, code.step, code.low, torch.Size((images, *code.shape[1:])))
+        x = unpack_values(packed[first:last], part)
+        stride = layer.stride
+        if _strided_pointwise(layer):
+            x = x[:, :, :: stride[0], :: stride[1]].contiguous(memory_format=torch.channels_last)
+            stride = (1, 1)
+        part_g = _conv_backward(g[start : start + images], x, w, layer, stride, 1)
+        total = part_g if total is None else total + part_g
+    assert total is not None
+    return total
+
+
+def _input_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d, into: Tensor | None) -> Tensor:
+    """dL/dx, added to ``into`` if given."""
+    w = layer.weight.effective().contiguous(memory_format=torch.channels_last)
+
+    def backward(part: Tensor, size: tuple[int, ...] = tuple(shape[2:]), stride: tuple[int, int] = layer.stride) -> Tensor:
+        x = thread(torch.Size((part.shape[0], shape[1], *size)), g.device)  # only its shape matters
+        return _conv_backward(part, x, w, layer, stride, 0)
+
+    if not _strided_pointwise(layer):
+        return _in_chunks(g, backward, into)
+    out = into if into is not None else from_rows(POOL.take(shape.numel(), g.device), shape).zero_()
+    out[:, :, :: layer.stride[0], :: layer.stride[1]] += backward(g, tuple(g.shape[2:]), (1, 1))
+    return out
+
+
+class Multiply(torch.autograd.Function):
+    """``y = x^(Q) w^(Q)T`` of a linear layer, with the same rules as :class:`Convolve`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LowBitLinear, codes: Activation) -> Tensor:  # type: ignore[override]
+        """Keeps the packed input codes."""
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(codes.for_backward())
+        ctx.layer, ctx.code, ctx.sink = layer, codes.code, codes.sink
+        return codes.floats() @ layer.weight.effective().T
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Grads:  # type: ignore[override]
+        """dL/dw goes to the weight; dL/dx goes on."""
+        layer: LowBitLinear = ctx.layer
+        if layer.quantizes_gradient:
+            g = quantize_gradient(g.contiguous(), layer)
+        if ctx.needs_input_grad[1]:
+            x = unpack_values(ctx.saved_tensors[0], ctx.code)
+            layer.weight.receive(g.T @ x, layer.generator)
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        gx = g @ layer.weight.effective()
+        if ctx.sink is None:
+            return gx, None, None, None
+        ctx.sink.add(gx)
+        return None, None, None, None
+
+
+class NormActivate(torch.autograd.Function):
+    """Batch norm, residual add, clipped ReLU and quantize_s in one pass (any of them may be absent).
+
+    ``x_hat = (y - mean) / std``, ``z = gamma x_hat + beta + residual``, ``h = clip(z/c, 0, 1)``, ``code = round((2^s - 1) h)``.
+    Backward: the clip mask is exact (1 bit each); batch norm's backward uses x_hat in ``bn_saved_bits`` bits; the result is
+    quantile-quantized here when it enters a convolution directly, because the histogram then costs no extra pass.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        y: Tensor,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        residual: Tensor | None,
+        layer: LowBitNorm,
+        codes: Activation | None,
+        box: list[Activation],
+    ) -> Tensor:
+        """Returns z, or the thread of an activation that is left in ``box``."""
+        ctx.set_materialize_grads(False)
+        rows = to_rows(y)
+        norm, ctx.inverse_std, ctx.batch_statistics = layer.coefficients(rows, gamma, beta)
+        save = any(ctx.needs_input_grad)
+        act = layer.plan(save, codes, residual)
+        out = ops(rows).norm_act(rows, norm, act)
+        ctx.save_for_backward(out.mask, out.hat, gamma)
+        ctx.layer, ctx.act = layer, dataclasses.replace(act, residual_codes=None, residual_values=None)
+        ctx.residual_sink = codes.sink if codes is not None else None
+        ctx.sink = Sink()
+        if not act.bits:
+            assert out.values is not None
+            return from_rows(out.values, y.shape)
+        result = thread(y.shape, y.device)
+        views = [v if v is None else from_rows(v, y.shape) for v in (out.codes, out.values)]
+        box.append(Activation(result, act.bits, act.step, out.packed, *views, sink=ctx.sink))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> Grads:  # type: ignore[override]
+        """Gradients of y, gamma, beta and the residual. The sink's buffer is ours to overwrite; autograd's is not."""
+        total = ctx.sink.take()
+        if total is not None:
+            g = total if g is None else total.add_(g)
+        if g is None:
+            return (None,) * 7
+        layer: LowBitNorm = ctx.layer
+        act: NormAct = ctx.act
+        mask, hat, gamma = ctx.saved_tensors
+        shape = g.shape
+        rows = to_rows(g)
+        backend = ops(rows)
+        kept = hat, act.hat_bits, act.hat_step
+        needs_residual = ctx.needs_input_grad[3]
+        masked = None
+        if needs_residual:
+            masked = rows if total is not None else POOL.take_like(rows)
+        sum_g, sum_gx = backend.norm_backward_sums(rows, mask, *kept, masked)
+        if masked is not None:
+            rows, mask = masked, None
+        dx = rows if total is not None and not needs_residual else POOL.take_like(rows)
+        finite = backend.norm_backward_apply(
+            rows, mask, *kept, _backward_coefficients(ctx, gamma, sum_g, sum_gx, rows.shape[0]),
+            layer.gradient_bits_for(rows.numel()), dx,
+        )
+        if not finite:
+            layer.finite = False
+        g_residual = from_rows(rows, shape) if needs_residual else None
+        if g_residual is not None and ctx.residual_sink is not None:
+            ctx.residual_sink.add(g_residual)
+            g_residual = None
+        g_gamma = sum_gx.float() if ctx.needs_input_grad[1] else None
+        g_beta = sum_g.float() if ctx.needs_input_grad[2] else None
+        return from_rows(dx, shape), g_gamma, g_beta, g_residual, None, None, None
+
+
+def _backward_coefficients(
+    ctx: Any, gamma: Tensor | None, sum_g: Tensor, sum_gx: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch norm's backward, ``dx = gamma/std (g - mean(g) - x_hat mean(g x_hat))``, as ``g mul + x_hat hat_mul + add``."""
+    mul = ctx.inverse_std if gamma is None else ctx.inverse_std * gamma.double()
+    if not ctx.batch_statistics:
+        return mul.float(), torch.zeros_like(mul).float(), torch.zeros_like(mul).float()
+    return mul.float(), (-mul * sum_gx / count).float(), (-mul * sum_g / count).float()
+
+
+class QuantizeRange(torch.autograd.Function):
+    """Codes of a float tensor on the uniform grid of ``[low, high]``; straight-through inside, zero where clipped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bits: int, extent: tuple[float, float], box: list[Activation]) -> Tensor:  # type: ignore[override]
+        """Returns the thread of the activation that is left in ``box``."""
+        low, high = extent
+        x = x.detach()
+        step = (high - low) / (2**bits - 1) if high > low else 1.0
+        code = Code(bits, step, low, x.shape)
+        packed = pack_values(x, code)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(pack(((x >= low) & (x <= high)).to(torch.uint8), 1))
+        result = thread(x.shape, x.device)
+        box.append(Activation(result, bits, step, packed, None, unpack_values(packed, code), low))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Grads:  # type: ignore[override]
+        """Masked by the clip."""
+        (mask,) = ctx.saved_tensors
+        inside: Tensor = ops(mask).unpack(mask, 1, g.numel())
+        return g * inside.view(g.shape), None, None, None
+
+
+__all__ = ["Convolve", "Multiply", "NormActivate", "QuantizeRange", "integer_path"]

@@ -1,0 +1,291 @@
+"""Low-bit layers. ``to_lowbit`` puts them in the place of torch's; their names in the model stay the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from fedqssl.lowbit.activation import Activation, thread, to_rows
+from fedqssl.lowbit.functions import Convolve, Multiply, NormActivate, QuantizeRange
+from fedqssl.lowbit.precision import HAT_STEPS, LowBitOptions, Precision
+from fedqssl.lowbit.weight import LowBitWeight
+from fedqssl.quant.kernels import intconv, ops
+from fedqssl.quant.kernels.types import Norm, NormAct
+from fedqssl.quant.packing import pack
+
+INPUT_BITS = 8
+
+
+def reads_codes(x_bits: int, precision: Precision, options: LowBitOptions) -> bool:
+    """Whether the next convolution reads uint8 codes (integer arithmetic) rather than floats."""
+    if options.weights == "value" or x_bits > 8 or not intconv.available():
+        return False
+    return intconv.fits(2**x_bits - 1, 2**precision.weight - 1)
+
+
+class _WeightLayer(nn.Module):
+    """What convolutions and linear layers share."""
+
+    def __init__(
+        self,
+        layer: nn.Conv2d | nn.Linear,
+        precision: Precision,
+        options: LowBitOptions,
+        absorbed: bool,
+        quantizes_gradient: bool,
+    ) -> None:
+        super().__init__()
+        self.options, self.gradient_bits = options, precision.gradient
+        self.weight = LowBitWeight(layer.weight.detach(), precision.weight, precision.gradient, options, absorbed)
+        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
+        self.quantizes_gradient = quantizes_gradient
+        self.generator: torch.Generator | None = None
+        if options.gradient_rounding == "stochastic":
+            self.generator = torch.Generator(layer.weight.device).manual_seed(0)
+
+
+class LowBitConv2d(_WeightLayer):
+    """``nn.Conv2d`` on codes.
+
+    Args:
+        layer: the convolution to take weights and shapes from.
+        precision: bits of weights and gradients.
+        options: how weights are read.
+        absorbed: a batch norm behind absorbs the weight's scale.
+        quantizes_gradient: this layer quantizes its output's gradient (else the batch norm behind it does).
+    """
+
+    def __init__(
+        self,
+        layer: nn.Conv2d,
+        precision: Precision,
+        options: LowBitOptions,
+        absorbed: bool,
+        quantizes_gradient: bool,
+    ) -> None:
+        super().__init__(layer, precision, options, absorbed, quantizes_gradient)
+        padding = layer.padding
+        if isinstance(padding, str):
+            padding = tuple(
+                d * (k - 1) // 2 if padding == "same" else 0
+                for d, k in zip(layer.dilation, layer.kernel_size, strict=True)
+            )
+        self.kernel_size: tuple[int, int] = layer.kernel_size  # type: ignore[assignment]
+        self.stride: tuple[int, int] = layer.stride  # type: ignore[assignment]
+        self.padding: tuple[int, int] = padding  # type: ignore[assignment]
+        self.dilation: tuple[int, int] = layer.dilation  # type: ignore[assignment]
+        self.groups = layer.groups
+
+    def forward(self, x: Activation) -> Tensor:
+        """Codes (N, C, H, W) to floats (N, O, H', W')."""
+        y: Tensor = Convolve.apply(x.thread, self.weight.anchor, self, x)  # type: ignore[no-untyped-call]
+        return y if self.bias is None else y + self.bias.view(-1, 1, 1)
+
+
+class LowBitLinear(_WeightLayer):
+    """``nn.Linear`` on codes; arguments as for :class:`LowBitConv2d`."""
+
+    def forward(self, x: Activation) -> Tensor:
+        """Codes (N, C) to floats (N, O)."""
+        y: Tensor = Multiply.apply(x.thread, self.weight.anchor, self, x)  # type: ignore[no-untyped-call]
+        return y if self.bias is None else y + self.bias
+
+
+class LowBitNorm(nn.Module):
+    """Batch norm and what follows it, fused: residual add, clipped ReLU, quantization (Algorithm 2, lines 3 to 5).
+
+    Parameters and statistics carry torch's names. Without a batch norm (``norm=None``) it is the activation alone.
+
+    Args:
+        norm: the batch norm to take over, or None.
+        precision: bits of the activation and of the gradient.
+        options: clip and kept bits.
+        activate: a clipped ReLU and quantization follow; else floats come out.
+        quantizes_gradient: its input comes straight from a low-bit layer, whose gradient it quantizes.
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        norm: nn.BatchNorm1d | nn.BatchNorm2d | None,
+        precision: Precision,
+        options: LowBitOptions,
+        activate: bool,
+        quantizes_gradient: bool,
+    ) -> None:
+        super().__init__()
+        self.precision, self.options = precision, options
+        self.activate, self.quantizes_gradient = activate, quantizes_gradient
+        self.finite = True
+        self.normalizes = norm is not None
+        self.eps = norm.eps if norm is not None else 0.0
+        self.momentum = norm.momentum if norm is not None else 0.0
+        self.want_codes = reads_codes(precision.activation, precision, options)
+        weight, bias = (norm.weight, norm.bias) if norm is not None else (None, None)
+        self.weight = None if weight is None else nn.Parameter(weight.detach().clone())
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            value = getattr(norm, name, None)
+            self.register_buffer(name, None if value is None else value.detach().clone())
+
+    def forward(self, y: Tensor, residual: Tensor | Activation | None = None) -> Tensor | Activation:
+        """Floats (N, C, ...) to an :class:`Activation`, or to floats if there is no activation."""
+        codes = residual if isinstance(residual, Activation) else None
+        joined = codes.thread if codes is not None else residual
+        box: list[Activation] = []
+        out: Tensor = NormActivate.apply(y, self.weight, self.bias, joined, self, codes, box)  # type: ignore[no-untyped-call]
+        if not box:
+            return out
+        return dataclasses.replace(box[0], thread=out)
+
+    def plan(self, save: bool, codes: Activation | None, residual: Tensor | None) -> NormAct:
+        """What the kernel has to do for this call."""
+        bits = self.precision.activation if self.activate else 0
+        top = 2**bits - 1
+        hat_bits = self.options.hat_bits(self.precision.activation) if self.normalizes else 0
+        residual_codes = residual_values = None
+        if codes is not None and codes.codes is not None and codes.low == 0:
+            residual_codes = to_rows(codes.codes)
+        elif codes is not None:
+            residual_values = to_rows(codes.floats())
+        elif residual is not None:
+            residual_values = to_rows(residual)
+        return NormAct(
+            bits=bits,
+            scale=top / self.options.activation_clip,
+            step=self.options.activation_clip / top if bits else 0.0,
+            hat_bits=hat_bits,
+            hat_step=HAT_STEPS.get(hat_bits, 1.0),
+            save=save,
+            want_codes=self.want_codes,
+            want_values=not self.want_codes,
+            residual_codes=residual_codes,
+            residual_values=residual_values,
+            residual_step=codes.step if codes is not None else 0.0,
+        )
+
+    def coefficients(
+        self, rows: Tensor, gamma: Tensor | None, beta: Tensor | None
+    ) -> tuple[Norm, Tensor, bool]:
+        """Per-channel maps of the kernel, 1/std in float64, and whether the statistics are the batch's own."""
+        channels = rows.shape[1]
+        ones = torch.ones(channels, device=rows.device)
+        zeros = torch.zeros(channels, device=rows.device)
+        if not self.normalizes:
+            return Norm(ones, zeros, ones, zeros), ones.double(), False
+        own = self.training or self.running_mean is None or self.running_var is None
+        if own:
+            mean, var = ops(rows).norm_stats(rows)
+            if self.training:
+                self._track(mean, var, rows.shape[0])
+        else:
+            assert self.running_mean is not None and self.running_var is not None
+            mean, var = self.running_mean.double(), self.running_var.double()
+        inverse_std = (var + self.eps).rsqrt()
+        hat = inverse_std.float(), (-mean * inverse_std).float()
+        affine = (ones if gamma is None else gamma.detach()), (zeros if beta is None else beta.detach())
+        return Norm(*hat, *affine), inverse_std, own
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor, count: int) -> None:
+        if self.running_mean is None or self.running_var is None:
+            return
+        if not bool(torch.isfinite(mean).all() & torch.isfinite(var).all()):
+            return  # the step will be skipped; the statistics must survive it
+        momentum = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked += 1
+            if momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        unbiased = var * (count / max(count - 1, 1))
+        self.running_mean.lerp_(mean.float(), momentum or 0.0)
+        self.running_var.lerp_(unbiased.float(), momentum or 0.0)
+
+    def gradient_bits_for(self, n: int) -> int | None:
+        """Bits to quantize the outgoing gradient of n entries to; None if it is kept exactly."""
+        bits = self.precision.gradient
+        return bits if self.quantizes_gradient and n > 2**bits else None
+
+
+class InputCodes(nn.Module):
+    """The model's input: images in [0, 1] as 8-bit codes (PAPER-TO-CODE, section 4)."""
+
+    def __init__(self, precision: Precision, options: LowBitOptions) -> None:
+        super().__init__()
+        self.want_codes = reads_codes(INPUT_BITS, precision, options)
+
+    def forward(self, x: Tensor) -> Activation:
+        """Floats in [0, 1] to 8-bit codes."""
+        top = 2**INPUT_BITS - 1
+        x = x.detach()
+        low, high = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
+        if not bool((low >= -1e-3) & (high <= 1 + 1e-3)):
+            raise ValueError(
+                f"a low-bit model takes images in [0, 1] as 8-bit codes, but this batch spans [{float(low):.3g}, "
+                f"{float(high):.3g}]; divide by 255 and leave normalization to batch norm, or convert with "
+                "LowBitOptions(quantize_input=False)"
+            )
+        fmt = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+        codes = (x * top).round().clamp(0, top).to(torch.uint8).contiguous(memory_format=fmt)
+        rows = codes.permute(0, 2, 3, 1) if x.dim() == 4 else codes
+        packed = pack(rows.contiguous().flatten(), INPUT_BITS)
+        values = None if self.want_codes else codes.to(torch.float32) * (1.0 / top)
+        return Activation(thread(x.shape, x.device), INPUT_BITS, 1.0 / top, packed, codes, values)
+
+
+class RangeCodes(nn.Module):
+    """Codes for a float tensor that enters a low-bit layer without an activation function before it (pooled features).
+
+    The grid spans the running range of the data (an exponential average of each batch's extremes, starting with the first);
+    ranges that never go below zero start at zero.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, precision: Precision, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.bits, self.momentum = precision.activation, momentum
+        self.register_buffer("low", torch.zeros(()))
+        self.register_buffer("high", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Activation:
+        """Floats to codes."""
+        if self.training:
+            self._track(x.detach())
+        box: list[Activation] = []
+        extent = float(self.low), float(self.high)
+        out: Tensor = QuantizeRange.apply(x, self.bits, extent, box)  # type: ignore[no-untyped-call]
+        return dataclasses.replace(box[0], thread=out)
+
+    def _track(self, x: Tensor) -> None:
+        low, high = x.aminmax()
+        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+            return
+        low = low.clamp(max=0)
+        if float(self.low) == float(self.high):
+            self.low, self.high = low.clone(), high.clone()
+        else:
+            self.low = torch.lerp(self.low, low, self.momentum)
+            self.high = torch.lerp(self.high, high, self.momentum)
+
+
+class TanhCodes(nn.Module):
+    """The ``activation_quantizer="tanh"`` reading: ``h(z) = tanh(relu(z))`` in [0, 1), then quantize_s."""
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        self.bits = precision.activation
+
+    def forward(self, z: Tensor, residual: Tensor | Activation | None = None) -> Activation:
+        """Floats to codes."""
+        if residual is not None:
+            z = z + (residual.to_tensor() if isinstance(residual, Activation) else residual)
+        box: list[Activation] = []
+        out: Tensor = QuantizeRange.apply(torch.tanh(torch.relu(z)), self.bits, (0.0, 1.0), box)  # type: ignore[no-untyped-call]
+        return dataclasses.replace(box[0], thread=out)

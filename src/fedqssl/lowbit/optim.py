@@ -1,0 +1,230 @@
+"""SGD whose weights live in s bits: ``w^(Q)_{t+1} = Q(w^(Q)_t - a_t g^(Q)_t)`` (Algorithm 1, line 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedqssl.lowbit.layers import LowBitNorm
+from fedqssl.lowbit.scratch import POOL
+from fedqssl.lowbit.weight import LowBitWeight
+from fedqssl.quant import QuantizedTensor, compand_codes, compand_scale, quantile_quantize, uniform_quantize
+from fedqssl.quant.rounding import Rounding, check_bits, check_rounding
+
+Rule = Literal["stored", "residual", "latent"]
+ScalePolicy = Literal["max", "round", "ema"]
+
+
+class NonFiniteError(ArithmeticError):
+    """Losses or gradients were not finite for too many steps in a row; the message names the layer."""
+
+
+class LowBitSGD(torch.optim.Optimizer):
+    """Stochastic gradient descent on codes; works with torch's learning-rate schedules.
+
+    Float parameters (batch norm, biases, skipped layers) get plain SGD with the same learning rate.
+
+    Args:
+        model: a model from ``to_lowbit``, at any precision.
+        lr: learning rate.
+        rule: what a client keeps per weight: ``stored``: s bits (the paper); ``residual``: s bits and an accumulator of
+            ``residual_bits`` for what rounding dropped; ``latent``: s bits and a float shadow copy.
+        scale: what the layer's scale m does: ``round``: fixed until :meth:`new_round`, values beyond it clipped;
+            ``max``: ``max|c(x)|`` at every step (literal; inflates under noise); ``ema``: its exponential average.
+        rounding: ``stochastic`` (unbiased; small steps survive on average) or ``nearest``.
+        momentum: heavy-ball momentum; its buffer is kept in ``momentum_bits`` bits per weight, stochastically rounded.
+        momentum_bits: see ``momentum``; counted by :meth:`state_bytes`.
+        weight_decay: L2 penalty on x and on float parameters.
+        residual_bits: see ``rule``.
+        seed: of the generator behind all stochastic rounding.
+        max_skipped: steps with non-finite gradients are skipped and counted; this many in a row are an error.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        *,
+        rule: Rule = "stored",
+        scale: ScalePolicy = "round",
+        rounding: Rounding = "stochastic",
+        momentum: float = 0.0,
+        momentum_bits: int = 8,
+        weight_decay: float = 0.0,
+        residual_bits: int = 8,
+        seed: int = 0,
+        max_skipped: int = 10,
+    ) -> None:
+        if rule not in ("stored", "residual", "latent"):
+            raise ValueError(f"rule must be 'stored', 'residual' or 'latent', not {rule!r}")
+        if scale not in ("max", "round", "ema"):
+            raise ValueError(f"scale must be 'max', 'round' or 'ema', not {scale!r}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), not {momentum}")
+        if not lr >= 0:
+            raise ValueError(f"lr must not be negative, not {lr}")
+        check_rounding(rounding)
+        check_bits(momentum_bits)
+        check_bits(residual_bits)
+        self.weights = {n: m for n, m in model.named_modules() if isinstance(m, LowBitWeight)}
+        self.norms = {n: m for n, m in model.named_modules() if isinstance(m, LowBitNorm)}
+        anchors = [w.anchor for w in self.weights.values()]
+        taken = {id(a) for a in anchors}
+        self.floats = {n: p for n, p in model.named_parameters() if id(p) not in taken}
+        if not anchors and not self.floats:
+            raise ValueError("the model has nothing to train")
+        groups: list[dict[str, Any]] = [{"params": anchors}, {"params": list(self.floats.values())}]
+        super().__init__([g for g in groups if g["params"]], {"lr": lr, "weight_decay": weight_decay})
+        self.rule, self.scale, self.rounding = rule, scale, rounding
+        self.momentum, self.momentum_bits, self.residual_bits = momentum, momentum_bits, residual_bits
+        self.max_skipped, self.skipped, self.skipped_in_a_row = max_skipped, 0, 0
+        self.steps = 0
+        device = next(iter(model.parameters())).device
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, those of codes included."""
+        super().zero_grad(set_to_none)
+        self._clear()
+
+    def _clear(self) -> None:
+        for weight in self.weights.values():
+            weight.clear_gradient()
+        for norm in self.norms.values():
+            norm.finite = True
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step on every weight that has a gradient, then forget the gradients.
+
+        Raises:
+            NonFiniteError: after ``max_skipped`` steps in a row with gradients that are not finite.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        POOL.release()
+        culprit = self._non_finite()
+        if culprit is not None:
+            self._skip(culprit)
+            return loss
+        self.skipped_in_a_row = 0
+        self.steps += 1
+        rate = {id(p): (g["lr"], g["weight_decay"]) for g in self.param_groups for p in g["params"]}
+        for weight in self.weights.values():
+            if weight.gradient is not None:
+                self._step_codes(weight, *rate[id(weight.anchor)])
+        for parameter in self.floats.values():
+            if parameter.grad is not None:
+                self._step_float(parameter, *rate[id(parameter)])
+        self.zero_grad()
+        return loss
+
+    def new_round(self) -> None:
+        """Start a round: with ``scale="round"``, m is taken anew from the weights as they are."""
+        for weight in self.weights.values():
+            weight.assign(weight.parameters_of_codes())
+
+    def _non_finite(self) -> str | None:
+        """Name of a layer whose gradient is not finite; the last one in the model comes first in the backward pass."""
+        bad = [n for n, w in self.weights.items() if not w.finite]
+        bad += [n for n, norm in self.norms.items() if not norm.finite]
+        bad += [n for n, p in self.floats.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
+        return bad[-1].removesuffix(".weight") if bad else None
+
+    def _skip(self, culprit: str) -> None:
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        self.zero_grad()
+        if self.skipped_in_a_row >= self.max_skipped:
+            raise NonFiniteError(
+                f"{self.skipped_in_a_row} steps in a row had gradients that are not finite, last in layer "
+                f"'{culprit}'; lower the learning rate or check the data"
+            )
+
+    def _step_codes(self, weight: LowBitWeight, lr: float, weight_decay: float) -> None:
+        """``x' = x - a (g + decay x)``, ``k' = Q(x')`` on ``c(x')/m'``."""
+        assert weight.gradient is not None
+        state = self.state[weight.anchor]
+        x = self._position(weight, state)
+        g = weight.gradient.unpack().to(x.dtype)
+        if weight_decay:
+            g = g + weight_decay * x
+        if self.momentum:
+            g = self._with_momentum(g, state)
+        target = x - lr * g
+        m = self._next_scale(weight, target)
+        domain = "value" if weight.options.weights == "value" else "level"
+        rounding: Rounding = "nearest" if self.rule != "stored" else self.rounding
+        codes = compand_codes(target, weight.bits, m, weight.compander, rounding, domain, self.generator)
+        weight.store(codes, m)
+        if self.rule == "latent":
+            state["latent"] = target.float()
+        elif self.rule == "residual":
+            self._keep_residual(weight, target, state)
+
+    def _position(self, weight: LowBitWeight, state: dict[str, Any]) -> Tensor:
+        """Where the weight is in float64: what the codes stand for, plus what the rule keeps besides them."""
+        if self.rule == "latent" and "latent" in state:
+            latent: Tensor = state["latent"]
+            return latent.double()
+        x = weight.parameters_of_codes()
+        if self.rule == "residual" and "residual" in state:
+            kept: QuantizedTensor = state["residual"]
+            x = x + (kept.dequantize() - 0.5) * state["residual_span"]
+        return x
+
+    def _keep_residual(self, weight: LowBitWeight, target: Tensor, state: dict[str, Any]) -> None:
+        """What rounding dropped, on a uniform grid of ``residual_bits`` over the span that occurs."""
+        dropped = target - weight.parameters_of_codes()
+        span = 2 * float(dropped.abs().max()) or 1.0
+        state["residual"] = uniform_quantize(
+            dropped / span + 0.5, self.residual_bits, "stochastic", self.generator
+        )
+        state["residual_span"] = span
+
+    def _next_scale(self, weight: LowBitWeight, target: Tensor) -> float:
+        m = weight.m
+        if m == 0:
+            return 0.0  # an all-zero layer stays zero
+        if weight.options.weights == "literal" or self.scale == "max":
+            return compand_scale(target, weight.compander)
+        if self.scale == "ema":
+            return 0.99 * m + 0.01 * compand_scale(target, weight.compander)
+        return m
+
+    def _with_momentum(self, g: Tensor, state: dict[str, Any]) -> Tensor:
+        """``v' = mu v + g``, kept as quantile codes of ``momentum_bits``."""
+        if "momentum" in state:
+            kept: QuantizedTensor = state["momentum"]
+            g = self.momentum * kept.dequantize().to(g.dtype) + g
+        q = quantile_quantize(g, self.momentum_bits, rounding="stochastic", generator=self.generator)
+        state["momentum"] = q
+        return q.dequantize().to(g.dtype)
+
+    def _step_float(self, p: Tensor, lr: float, weight_decay: float) -> None:
+        assert p.grad is not None
+        g = p.grad if not weight_decay else p.grad + weight_decay * p
+        if self.momentum:
+            state = self.state[p]
+            v = state.get("velocity")
+            g = g if v is None else self.momentum * v + g
+            state["velocity"] = g.clone()
+        p.sub_(g, alpha=lr)
+
+    def state_bytes(self) -> int:
+        """Bytes the optimiser keeps between steps beyond the weights' own codes: packed codes, centres, float copies."""
+        total = 0
+        for state in self.state.values():
+            for value in state.values():
+                if isinstance(value, QuantizedTensor):
+                    total += (value.codes.numel() * value.bits + 7) // 8 + 4 * value.codebook.numel()
+                elif isinstance(value, Tensor):
+                    total += value.numel() * value.element_size()
+                else:
+                    total += 4
+        return total
