@@ -67,9 +67,7 @@ def test_identity_config_leaves_images_unchanged(c):
 
 def test_uint8_and_float_images_give_the_same_views():
     images = random_images(9)
-    assert torch.allclose(
-        augment(images, generator()), augment(images.float() / 255, generator()), rtol=0, atol=2e-6
-    )
+    assert torch.allclose(augment(images, generator()), augment(images.float() / 255, generator()), rtol=0, atol=2e-6)
 
 
 def test_flip_is_a_mirror():

@@ -22,9 +22,7 @@ from fedqssl.data.procedural import CLASSES, shapes
 from fedqssl.evaluation import extract_features, linear_probe
 from fedqssl.ssl.views import ViewConfig, two_views
 
-VIEWS = ViewConfig(
-    scale=(0.4, 1.0), hue=0.5, grayscale_p=0.4
-)  # colour says nothing about the class of a shape
+VIEWS = ViewConfig(scale=(0.4, 1.0), hue=0.5, grayscale_p=0.4)  # colour says nothing about the class of a shape
 COLUMNS = ("bits", "loss, first epoch", "last epoch", "saved for backward", "linear probe", "seconds")
 
 
@@ -159,9 +157,7 @@ def main(settings: Settings | None = None, folder: Path = Path("runs/demo")) -> 
     settings = settings or Settings()
     console = Console()
     random_accuracy = probe(backbone(settings.width)[0], settings)
-    outcomes = [
-        train(bits, settings, lambda line: console.print(line, highlight=False)) for bits in settings.bits
-    ]
+    outcomes = [train(bits, settings, lambda line: console.print(line, highlight=False)) for bits in settings.bits]
     table = Table(*COLUMNS, title="SimCLR on drawn shapes, by bits")
     for outcome in outcomes:
         table.add_row(*outcome.cells())

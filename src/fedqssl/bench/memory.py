@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 _SKIPPED = 3  # exit code of a process whose peer is not available
 
 
-def run(
-    width: int = 16, images: int = 256, bits: Sequence[int] = (4,), threads: int = 1, peers: bool = True
-) -> Record:
+def run(width: int = 16, images: int = 256, bits: Sequence[int] = (4,), threads: int = 1, peers: bool = True) -> Record:
     """Measure every variant in a process of its own; the ``*_ratio`` columns are fp32 / variant.
 
-    ``steady_bytes`` is what the process holds between steps on top of the imported libraries (weights, data, caches,
-    scratch buffers that are kept), ``peak_bytes`` what a step adds to it, ``total_ratio`` compares their sums.
+    ``steady_bytes`` is what the process holds between steps on top of the imported libraries (weights, data,
+    caches, scratch buffers that are kept), ``peak_bytes`` what a step adds, ``total_ratio`` compares the sums.
     """
     from fedqssl.bench.step import candidates
 
@@ -56,8 +54,7 @@ def _ratios(fp32: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]
     return {
         "peak_ratio": fp32["peak_bytes"] / max(row["peak_bytes"], 1),
         "saved_ratio": fp32["saved_bytes"] / max(row["saved_bytes"], 1),
-        "total_ratio": (fp32["steady_bytes"] + fp32["peak_bytes"])
-        / (row["steady_bytes"] + row["peak_bytes"]),
+        "total_ratio": (fp32["steady_bytes"] + fp32["peak_bytes"]) / (row["steady_bytes"] + row["peak_bytes"]),
     }
 
 

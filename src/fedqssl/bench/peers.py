@@ -126,16 +126,10 @@ def _torchao_qat(model: nn.Module, bits: int, lr: float) -> Trainer:
     except ImportError as error:
         raise PeerUnavailableError(f"torch.ao.quantization: {error}; torch 2.13 still has it") from error
 
-    fake_quantize: Any = partial(
-        ao.FusedMovingAvgObsFakeQuantize.with_args, observer=ao.MovingAverageMinMaxObserver
-    )
+    fake_quantize: Any = partial(ao.FusedMovingAvgObsFakeQuantize.with_args, observer=ao.MovingAverageMinMaxObserver)
     half = 2 ** (bits - 1)
-    activation = fake_quantize(
-        quant_min=0, quant_max=2 * half - 1, dtype=torch.quint8, qscheme=torch.per_tensor_affine
-    )
-    weight = fake_quantize(
-        quant_min=-half, quant_max=half - 1, dtype=torch.qint8, qscheme=torch.per_tensor_symmetric
-    )
+    activation = fake_quantize(quant_min=0, quant_max=2 * half - 1, dtype=torch.quint8, qscheme=torch.per_tensor_affine)
+    weight = fake_quantize(quant_min=-half, quant_max=half - 1, dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao.quantization announces its move to torchao
         model = ao.fuse_modules_qat(model, _fusable(model))

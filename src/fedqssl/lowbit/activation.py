@@ -131,5 +131,5 @@ class _ToTensor(torch.autograd.Function):
         return activation.floats().clone() if activation.values is not None else activation.floats()
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: torch.autograd.function.FunctionCtx, g: Tensor) -> tuple[Tensor, None]:
         return g, None

@@ -1,5 +1,168 @@
-"""temporary"""
-class ContainerError(ValueError): ...
-def from_bytes(): ...
-def load_bytes(): ...
-def to_bytes(): ...
+"""A low-bit model as bytes: versioned, checksummed, self-describing; what travels, and what lies on disk.
+
+Layout: ``b"FQSSL\\0"``, version (uint16), length of the rest (uint64), its SHA-256 (32 bytes), all little-endian, then a
+safetensors blob: ``<name>.codes`` (packed, uint8), ``<name>.scale`` (float32), and float tensors. Batch-norm tensors and biases
+travel as float16 where that keeps 3 digits, else as float32. The blob's metadata hold the architecture's fingerprint and the
+precision. Nothing is unpickled; sizes and checksum are checked before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import asdict
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from fedqssl.lowbit.policy import Entry, fingerprint, state_of
+from fedqssl.lowbit.precision import FULL, LowBitOptions, Precision
+from fedqssl.lowbit.weight import LowBitWeight
+from fedqssl.quant.packing import packed_size
+
+MAGIC = b"FQSSL\0"
+VERSION = 1
+_HEAD = struct.Struct("<6sHQ32s")
+MAX_BYTES = 1 << 30
+
+
+class ContainerError(ValueError):
+    """These bytes are not a model that this model can take; the message says why."""
+
+
+def _float16_fits(x: Tensor) -> bool:
+    half = x.to(torch.float16).to(torch.float32)
+    return bool(((half - x).abs() <= x.abs() * 1e-3).all())  # false for overflow, NaN, and values lost to underflow
+
+
+def _describe(model: nn.Module) -> dict[str, str]:
+    weights = [m for m in model.modules() if isinstance(m, LowBitWeight)]
+    precision = {w.bits for w in weights} or {FULL}
+    gradient = {w.gradient_bits for w in weights} or {FULL}
+    if len(precision) != 1 or len(gradient) != 1:
+        raise ContainerError(f"the model mixes bitwidths {sorted(precision)}; a container holds one")
+    options = asdict(weights[0].options) if weights else {}
+    return {
+        "format": "fedqssl",
+        "fingerprint": fingerprint(model),
+        "bits": str(precision.pop()),
+        "gradient_bits": str(gradient.pop()),
+        "options": json.dumps(options, sort_keys=True),
+    }
+
+
+def to_bytes(model: nn.Module) -> bytes:
+    """Pack a model from ``to_lowbit``; the same model always gives the same bytes."""
+    tensors: dict[str, Tensor] = {}
+    for entry in state_of(model).values():
+        if entry.role == "quantized" and entry.weight is not None:
+            tensors[f"{entry.name}.codes"] = entry.weight.codes.contiguous()
+            tensors[f"{entry.name}.scale"] = entry.weight.scale.reshape(1)
+        elif entry.role == "quantized":
+            tensors[entry.name] = entry.parameters_x().contiguous()
+        elif entry.role == "averaged":
+            x = entry.parameters_x().to(torch.float32).contiguous()
+            tensors[entry.name] = x.to(torch.float16) if _float16_fits(x) else x
+    # One metadata entry: safetensors writes several in no fixed order, and equal models must give equal bytes.
+    metadata = {"fedqssl": json.dumps(_describe(model), sort_keys=True)}
+    blob = safetensors.torch.save(tensors, metadata=metadata)
+    digest = hashlib.sha256(blob).digest()
+    return _HEAD.pack(MAGIC, VERSION, len(blob), digest) + blob
+
+
+def check_bytes(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
+    """The safetensors blob of a container whose length, version and checksum are right."""
+    if len(data) > max_bytes:
+        raise ContainerError(f"{len(data)} bytes are more than the {max_bytes} allowed")
+    if len(data) < _HEAD.size or data[:6] != MAGIC:
+        raise ContainerError("not a fedqssl model: it does not start with the format's mark")
+    _, version, length, digest = _HEAD.unpack_from(data)
+    if version != VERSION:
+        newer = "; update fedqssl" if version > VERSION else ""
+        raise ContainerError(f"format version {version}, but this is version {VERSION}{newer}")
+    if length != len(data) - _HEAD.size:
+        raise ContainerError(f"truncated or padded: {len(data) - _HEAD.size} bytes follow the header, not {length}")
+    blob = data[_HEAD.size :]
+    if hashlib.sha256(blob).digest() != digest:
+        raise ContainerError("checksum mismatch: the bytes were changed")
+    return blob
+
+
+def read_header(data: bytes) -> dict[str, str]:
+    """The metadata of a container: format, fingerprint, bits, options. Checks everything that :func:`check_bytes` does."""
+    blob = check_bytes(data)
+    size = struct.unpack_from("<Q", blob)[0] if len(blob) >= 8 else 0
+    try:
+        metadata = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"]["fedqssl"])
+        return {str(k): str(v) for k, v in metadata.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ContainerError("the model's description cannot be read") from error
+
+
+def _check_tensor(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> Tensor:
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise ContainerError(f"'{name}' is missing")
+    if tuple(tensor.shape) != shape or tensor.dtype not in dtypes:
+        raise ContainerError(
+            f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}, not {dtypes[0]} of shape {shape}"
+        )
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise ContainerError(f"'{name}' holds values that are not finite")
+    return tensor
+
+
+def _read(entry: Entry, tensors: dict[str, Tensor]) -> list[Tensor]:
+    """The validated tensors of one entry."""
+    floats = torch.float32, torch.float16
+    if entry.weight is not None:
+        size = packed_size(entry.shape.numel(), entry.weight.bits)
+        codes = _check_tensor(tensors, f"{entry.name}.codes", (size,), torch.uint8)
+        scale = _check_tensor(tensors, f"{entry.name}.scale", (1,), torch.float32)
+        if not 0 <= float(scale) <= min(entry.weight.compander.limit, torch.finfo(torch.float32).max):
+            raise ContainerError(f"'{entry.name}.scale' is {float(scale)}, outside its range")
+        return [codes, scale]
+    return [_check_tensor(tensors, entry.name, tuple(entry.shape), *floats)]
+
+
+def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES) -> None:
+    """Fill ``model`` (from ``to_lowbit``, of the same architecture and bits) from a container; all or nothing.
+
+    Raises:
+        ContainerError: for anything else than the right bytes; the model is then unchanged.
+    """
+    blob = check_bytes(data, max_bytes)
+    header, wanted = read_header(data), _describe(model)
+    for key, what in (("fingerprint", "architecture"), ("bits", "bits"), ("gradient_bits", "gradient bits")):
+        if header.get(key) != wanted[key]:
+            raise ContainerError(f"{what} {header.get(key)} in the bytes, {wanted[key]} in the model")
+    try:
+        tensors = safetensors.torch.load(blob)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise ContainerError(f"the tensors cannot be read: {error}") from error
+    travelling = [e for e in state_of(model).values() if e.role in ("quantized", "averaged")]
+    read = [_read(entry, tensors) for entry in travelling]
+    for entry, values in zip(travelling, read, strict=True):
+        if entry.weight is not None:
+            entry.weight.codes = values[0].clone()
+            entry.weight.scale = values[1].reshape(()).clone()
+        else:
+            entry.assign(values[0].to(torch.float32))
+
+
+def from_bytes(data: bytes, architecture: nn.Module, max_bytes: int = MAX_BYTES) -> nn.Module:
+    """The low-bit model in a container, given the float module it was converted from (its weights do not matter)."""
+    from fedqssl.lowbit.convert import to_lowbit
+
+    header = read_header(data)
+    try:
+        bits, options = int(header["bits"]), json.loads(header["options"])
+        precision = Precision(bits, bits, int(header["gradient_bits"]))
+        model = to_lowbit(architecture, precision, LowBitOptions(**options))
+    except (KeyError, ValueError, TypeError) as error:
+        raise ContainerError(f"the model's description is not valid: {error}") from error
+    load_bytes(model, data, max_bytes)
+    return model

@@ -116,7 +116,7 @@ class _Builder:
     def convert(self) -> None:
         for node in list(self.graph.nodes):
             if self._is_a(node, (nn.Identity,)):
-                node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+                node.replace_all_uses_with(node.args[0])
                 self.graph.erase_node(node)
         for node in list(self.graph.nodes):
             self._replace_weights(node)

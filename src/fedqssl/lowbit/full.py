@@ -31,7 +31,8 @@ class FullConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve with the effective weight."""
-        return self._conv_forward(x, effective_weight(self.weight, self.options, self.absorbed), self.bias)
+        weight = effective_weight(self.weight, self.options, self.absorbed)
+        return self._conv_forward(x, weight, self.bias)  # type: ignore[no-any-return]
 
 
 class FullLinear(nn.Linear):

@@ -89,7 +89,7 @@ class Convolve(torch.autograd.Function):
     """``y = conv(x^(Q), w^(Q))``; backward quantizes the gradient once and uses it in both products."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LowBitConv2d, codes: Activation) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LowBitConv2d, codes: Activation) -> Tensor:
         """Keeps the packed input codes."""
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(codes.for_backward())
@@ -97,7 +97,7 @@ class Convolve(torch.autograd.Function):
         return convolve(codes, layer)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Grads:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Grads:
         """dL/dw goes to the weight; dL/dx goes on."""
         layer: LowBitConv2d = ctx.layer
         g = g.contiguous(memory_format=torch.channels_last)
@@ -152,7 +152,9 @@ def _input_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d, into: Ten
     """dL/dx, added to ``into`` if given."""
     w = layer.weight.effective().contiguous(memory_format=torch.channels_last)
 
-    def backward(part: Tensor, size: tuple[int, ...] = tuple(shape[2:]), stride: tuple[int, int] = layer.stride) -> Tensor:
+    def backward(
+        part: Tensor, size: tuple[int, ...] = tuple(shape[2:]), stride: tuple[int, int] = layer.stride
+    ) -> Tensor:
         x = thread(torch.Size((part.shape[0], shape[1], *size)), g.device)  # only its shape matters
         return _conv_backward(part, x, w, layer, stride, 0)
 
@@ -167,7 +169,7 @@ class Multiply(torch.autograd.Function):
     """``y = x^(Q) w^(Q)T`` of a linear layer, with the same rules as :class:`Convolve`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LowBitLinear, codes: Activation) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LowBitLinear, codes: Activation) -> Tensor:
         """Keeps the packed input codes."""
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(codes.for_backward())
@@ -175,7 +177,7 @@ class Multiply(torch.autograd.Function):
         return codes.floats() @ layer.weight.effective().T
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Grads:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Grads:
         """dL/dw goes to the weight; dL/dx goes on."""
         layer: LowBitLinear = ctx.layer
         if layer.quantizes_gradient:
@@ -201,7 +203,7 @@ class NormActivate(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         y: Tensor,
         gamma: Tensor | None,
@@ -226,12 +228,12 @@ class NormActivate(torch.autograd.Function):
             assert out.values is not None
             return from_rows(out.values, y.shape)
         result = thread(y.shape, y.device)
-        views = [v if v is None else from_rows(v, y.shape) for v in (out.codes, out.values)]
-        box.append(Activation(result, act.bits, act.step, out.packed, *views, sink=ctx.sink))
+        codes8, values = (None if v is None else from_rows(v, y.shape) for v in (out.codes, out.values))
+        box.append(Activation(result, act.bits, act.step, out.packed, codes8, values, sink=ctx.sink))
         return result
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> Grads:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor | None) -> Grads:
         """Gradients of y, gamma, beta and the residual. The sink's buffer is ours to overwrite; autograd's is not."""
         total = ctx.sink.take()
         if total is not None:
@@ -254,8 +256,12 @@ class NormActivate(torch.autograd.Function):
             rows, mask = masked, None
         dx = rows if total is not None and not needs_residual else POOL.take_like(rows)
         finite = backend.norm_backward_apply(
-            rows, mask, *kept, _backward_coefficients(ctx, gamma, sum_g, sum_gx, rows.shape[0]),
-            layer.gradient_bits_for(rows.numel()), dx,
+            rows,
+            mask,
+            *kept,
+            _backward_coefficients(ctx, gamma, sum_g, sum_gx, rows.shape[0]),
+            layer.gradient_bits_for(rows.numel()),
+            dx,
         )
         if not finite:
             layer.finite = False
@@ -282,7 +288,7 @@ class QuantizeRange(torch.autograd.Function):
     """Codes of a float tensor on the uniform grid of ``[low, high]``; straight-through inside, zero where clipped."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bits: int, extent: tuple[float, float], box: list[Activation]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, bits: int, extent: tuple[float, float], box: list[Activation]) -> Tensor:
         """Returns the thread of the activation that is left in ``box``."""
         low, high = extent
         x = x.detach()
@@ -296,7 +302,7 @@ class QuantizeRange(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Grads:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Grads:
         """Masked by the clip."""
         (mask,) = ctx.saved_tensors
         inside: Tensor = ops(mask).unpack(mask, 1, g.numel())

@@ -169,9 +169,7 @@ class LowBitNorm(nn.Module):
             residual_step=codes.step if codes is not None else 0.0,
         )
 
-    def coefficients(
-        self, rows: Tensor, gamma: Tensor | None, beta: Tensor | None
-    ) -> tuple[Norm, Tensor, bool]:
+    def coefficients(self, rows: Tensor, gamma: Tensor | None, beta: Tensor | None) -> tuple[Norm, Tensor, bool]:
         """Per-channel maps of the kernel, 1/std in float64, and whether the statistics are the batch's own."""
         channels = rows.shape[1]
         ones = torch.ones(channels, device=rows.device)

@@ -12,6 +12,7 @@ from fedqssl.lowbit.layers import LowBitNorm
 from fedqssl.lowbit.scratch import POOL
 from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant import QuantizedTensor, compand_codes, compand_scale, quantile_quantize, uniform_quantize
+from fedqssl.quant.compand import Domain
 from fedqssl.quant.rounding import Rounding, check_bits, check_rounding
 
 Rule = Literal["stored", "residual", "latent"]
@@ -158,7 +159,7 @@ class LowBitSGD(torch.optim.Optimizer):
             g = self._with_momentum(g, state)
         target = x - lr * g
         m = self._next_scale(weight, target)
-        domain = "value" if weight.options.weights == "value" else "level"
+        domain: Domain = "value" if weight.options.weights == "value" else "level"
         rounding: Rounding = "nearest" if self.rule != "stored" else self.rounding
         codes = compand_codes(target, weight.bits, m, weight.compander, rounding, domain, self.generator)
         weight.store(codes, m)
@@ -182,9 +183,7 @@ class LowBitSGD(torch.optim.Optimizer):
         """What rounding dropped, on a uniform grid of ``residual_bits`` over the span that occurs."""
         dropped = target - weight.parameters_of_codes()
         span = 2 * float(dropped.abs().max()) or 1.0
-        state["residual"] = uniform_quantize(
-            dropped / span + 0.5, self.residual_bits, "stochastic", self.generator
-        )
+        state["residual"] = uniform_quantize(dropped / span + 0.5, self.residual_bits, "stochastic", self.generator)
         state["residual_span"] = span
 
     def _next_scale(self, weight: LowBitWeight, target: Tensor) -> float:

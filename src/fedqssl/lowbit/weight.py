@@ -45,9 +45,7 @@ class LowBitWeight(nn.Module):
     codes: Tensor
     scale: Tensor
 
-    def __init__(
-        self, x: Tensor, bits: int, gradient_bits: int, options: LowBitOptions, absorbed: bool
-    ) -> None:
+    def __init__(self, x: Tensor, bits: int, gradient_bits: int, options: LowBitOptions, absorbed: bool) -> None:
         super().__init__()
         self.bits, self.gradient_bits, self.options = bits, gradient_bits, options
         self.shape = x.shape
@@ -94,7 +92,7 @@ class LowBitWeight(nn.Module):
         return compand_values(self.bits, self.m, self.compander, self.codes.device)
 
     def parameters_of_codes(self) -> Tensor:
-        """x in float64: what each code stands for, ``c^-1(m l)``."""
+        """X in float64: what each code stands for, ``c^-1(m l)``."""
         return self._parameter_table()[self.unpacked().to(torch.int64)]
 
     def _weight_table(self) -> Tensor:

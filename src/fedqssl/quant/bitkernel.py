@@ -49,7 +49,8 @@ def _conv_planes(
             total = part if total is None else total + part
     assert total is not None
     ones = torch.ones(1, *w.shape[1:], dtype=torch.float64, device=x.device)
-    return 2 * total - (2**w_bits - 1) * F.conv2d(x.double(), ones, None, stride, padding, dilation)
+    sum_x = F.conv2d(x.double(), ones, None, stride, padding, dilation)
+    return total.mul(2).sub(sum_x, alpha=2**w_bits - 1)
 
 
 def bit_conv2d(
@@ -72,8 +73,7 @@ def bit_conv2d(
         out = _conv_planes(x, w, x_bits, w_bits, list(stride), list(padding), list(dilation)) * scale
         return out.float().contiguous(memory_format=torch.channels_last)
     size = [
-        (x.shape[2 + d] + 2 * padding[d] - dilation[d] * (w.shape[2 + d] - 1) - 1) // stride[d] + 1
-        for d in range(2)
+        (x.shape[2 + d] + 2 * padding[d] - dilation[d] * (w.shape[2 + d] - 1) - 1) // stride[d] + 1 for d in range(2)
     ]
     out = torch.empty(x.shape[0], *size, w.shape[0])  # (N, OH, OW, O)
     x_rows, w_rows = x.permute(0, 2, 3, 1).contiguous(), w.permute(0, 2, 3, 1).contiguous()

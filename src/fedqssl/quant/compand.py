@@ -42,7 +42,11 @@ class Compander:
     limit: float = float("inf")
 
 
-TANH = Compander("tanh", torch.tanh, torch.atanh, lambda y: 1 - y * y, limit=MAX_SCALE)
+def _tanh_slope(y: Tensor) -> Tensor:
+    return 1 - y.square()
+
+
+TANH = Compander("tanh", torch.tanh, torch.atanh, _tanh_slope, limit=MAX_SCALE)
 IDENTITY = Compander("identity", lambda x: x, lambda y: y, torch.ones_like)
 COMPANDERS = {c.name: c for c in (TANH, IDENTITY)}
 

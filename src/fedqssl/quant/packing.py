@@ -37,8 +37,7 @@ def _check_packed(packed: Tensor, bits: int, shape: Sequence[int]) -> int:
     n = math.prod(shape)
     if packed.dtype != torch.uint8 or packed.numel() != packed_size(n, check_bits(bits)):
         raise ValueError(
-            f"{n} codes of {bits} bits take {packed_size(n, bits)} uint8 bytes, "
-            f"not {packed.numel()} of {packed.dtype}"
+            f"{n} codes of {bits} bits take {packed_size(n, bits)} uint8 bytes, not {packed.numel()} of {packed.dtype}"
         )
     return n
 

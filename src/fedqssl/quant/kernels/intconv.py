@@ -36,8 +36,9 @@ def conv2d(
     zeros = torch.zeros(w.shape[0], dtype=torch.int64)
     packed = onednn.qconv_prepack(w, scales, 1.0, 0, stride, padding, dilation, groups, list(x.shape))
     shape = (stride, padding, dilation, groups)
-    epilogue = (1.0, 0, torch.float32, "none", [], "")
-    out: Tensor = onednn.qconv2d_pointwise(x, 1.0, 0, packed, scales, zeros, None, *shape, *epilogue)
+    out: Tensor = onednn.qconv2d_pointwise(
+        x, 1.0, 0, packed, scales, zeros, None, *shape, 1.0, 0, torch.float32, "none", [], ""
+    )
     return out
 
 

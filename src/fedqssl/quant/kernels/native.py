@@ -86,8 +86,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "fq_norm_backward_apply": (
         None,
-        (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int, c_float)
-        + (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+        (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int, c_float, *[c_void_p] * 6, c_int),
     ),
     "fq_bit_dot": (c_int64, (c_void_p, c_void_p, c_int64, c_int, c_int)),
     "fq_bit_conv2d": (None, (c_void_p,)),
@@ -310,9 +309,5 @@ def bit_dot(x: Tensor, y: Tensor, x_bits: int, y_bits: int) -> int:
 def bit_conv2d(x: Tensor, w: Tensor, out: Tensor, steps: tuple[int, ...], bits: tuple[int, int], scale: float) -> None:
     """Bit convolution of (N, H, W, C) codes with (O, KH, KW, C) codes into (N, OH, OW, O) floats."""
     sizes = *x.shape, *w.shape[:3], *out.shape[1:3]
-    arguments = _BitConvArgs(
-        x.data_ptr(), w.data_ptr(), out.data_ptr(), *sizes, *steps, *bits, scale, _threads()
-    )
+    arguments = _BitConvArgs(x.data_ptr(), w.data_ptr(), out.data_ptr(), *sizes, *steps, *bits, scale, _threads())
     _call("fq_bit_conv2d", ctypes.byref(arguments))
-
-

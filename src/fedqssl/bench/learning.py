@@ -1,0 +1,156 @@
+"""Does low-bit training learn? SimCLR on real images at several bitwidths, paired by seed with plain fp32.
+
+Every cell (bits, seed) starts from the same float weights, sees the same images in the same order through the same views, and
+ends in one JSON file; cells that are there are skipped, so an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedqssl.data.parquet import ImageSet
+from fedqssl.evaluation.features import extract_features
+from fedqssl.evaluation.probe import linear_probe
+from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
+from fedqssl.models import projector, resnet18
+from fedqssl.ssl.simclr import nt_xent
+from fedqssl.ssl.views import two_views
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a cell trains: the same for all bitwidths."""
+
+    width: int = 16
+    epochs: int = 15
+    batch_size: int = 128
+    lr: float = 0.3
+    temperature: float = 0.5
+    warmup_epochs: int = 1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One result: linear-probe accuracy on the test set; ``bits`` 0 is the untrained network, 32 plain fp32."""
+
+    bits: int
+    seed: int
+    accuracy: float
+    loss: float
+    cpu_seconds: float
+    recipe: dict[str, object]
+    options: dict[str, object]
+
+
+def _rate(step: int, steps: int, warmup: int) -> float:
+    """Linear warm-up, then half a cosine to zero."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1)))
+
+
+def _build(bits: int, recipe: Recipe, options: LowBitOptions, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    encoder = resnet18(recipe.width)
+    model: nn.Module = nn.Sequential(encoder, projector(encoder.feature_dim))
+    if bits == 32:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model, torch.optim.SGD(model.parameters(), lr=recipe.lr)
+    model = to_lowbit(model, Precision.for_bits(bits), options)
+    return model, LowBitSGD(model, lr=recipe.lr, seed=seed)
+
+
+def _features(model: nn.Module, images: Tensor) -> Tensor:
+    """Features before the projector: everything below the pooling layer's flatten, in the model's own bits."""
+    return extract_features(_encoder_of(model), images)
+
+
+def _encoder_of(model: nn.Module) -> nn.Module:
+    if isinstance(model, nn.Sequential):
+        return model[0]
+    assert isinstance(model, torch.fx.GraphModule)
+    graph = torch.fx.Graph()
+    mapping: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in model.graph.nodes:
+        mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+        if node.op == "call_function" and node.target is torch.flatten:
+            graph.output(mapping[node])
+            break
+    return torch.fx.GraphModule(model, graph)
+
+
+def train_cell(
+    bits: int,
+    seed: int,
+    train: ImageSet,
+    test: ImageSet,
+    recipe: Recipe,
+    options: LowBitOptions,
+    progress: Progress,
+) -> Cell:
+    """Train one model (``bits`` 0: do not train) and probe it on the whole test set."""
+    started = time.process_time()
+    model, opt = _build(32 if bits == 0 else bits, recipe, options, seed)
+    epochs = 0 if bits == 0 else recipe.epochs
+    generator = torch.Generator().manual_seed(1000 + seed)
+    per_epoch = len(train.images) // recipe.batch_size
+    steps = epochs * per_epoch
+    mean = math.nan
+    for epoch in range(epochs):
+        model.train()
+        order = torch.randperm(len(train.images), generator=generator)
+        total = 0.0
+        for i in range(per_epoch):
+            batch = train.images[order[i * recipe.batch_size : (i + 1) * recipe.batch_size]]
+            for group in opt.param_groups:
+                group["lr"] = recipe.lr * _rate(epoch * per_epoch + i, steps, recipe.warmup_epochs * per_epoch)
+            opt.zero_grad()
+            loss = nt_xent(model(two_views(batch, generator)), recipe.temperature)
+            torch.autograd.backward(loss)
+            opt.step()
+            total += float(loss.detach())
+        mean = total / per_epoch
+        progress(
+            f"bits {bits} seed {seed} epoch {epoch + 1}/{epochs} loss {mean:.4f} cpu {time.process_time() - started:.0f} s"
+        )
+    classes = int(max(int(train.labels.max()), int(test.labels.max()))) + 1  # type: ignore[union-attr]
+    assert train.labels is not None and test.labels is not None
+    features = _features(model, train.images), _features(model, test.images)
+    result = linear_probe(features[0], train.labels, features[1], test.labels, classes)
+    progress(f"bits {bits} seed {seed} accuracy {100 * result.accuracy:.2f}")
+    spent = time.process_time() - started
+    return Cell(bits, seed, result.accuracy, mean, spent, asdict(recipe), asdict(options))
+
+
+def run_cells(
+    cells: list[tuple[int, int]],
+    train: ImageSet,
+    test: ImageSet,
+    out: Path,
+    recipe: Recipe,
+    options: LowBitOptions,
+    progress: Progress,
+) -> list[Cell]:
+    """Train every (bits, seed) that has no file in ``out`` yet; return all."""
+    out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for bits, seed in cells:
+        path = out / f"bits{bits:02d}-seed{seed}.json"
+        if not path.exists():
+            cell = train_cell(bits, seed, train, test, recipe, options, progress)
+            partial = path.with_suffix(".tmp")
+            partial.write_text(json.dumps(asdict(cell), indent=1) + "\n")
+            os.replace(partial, path)
+        results.append(Cell(**json.loads(path.read_text())))
+    return results

@@ -1,0 +1,98 @@
+"""The one place that decides what happens to each tensor of a model: quantized, averaged, local or dropped.
+
+==================  =======================================  ==========  ========  ==========
+role                tensors                                  on the wire  averaged  at a client
+==================  =======================================  ==========  ========  ==========
+``quantized``       weights of Conv2d and Linear             s-bit codes  as x      codes
+``averaged``        batch-norm affine and statistics,        16/32-bit    yes       floats
+                    biases, activation ranges, skipped       floats
+                    layers
+``dropped``         counters, autograd anchors               no           no        rebuilt
+``local``           what :func:`state_of` is told to keep    no           no        stays
+==================  =======================================  ==========  ========  ==========
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedqssl.lowbit.full import FullConv2d, FullLinear
+from fedqssl.lowbit.weight import LowBitWeight
+
+Role = Literal["quantized", "averaged", "local", "dropped"]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One tensor of a model: its name at every precision, its role, and the object that holds it."""
+
+    name: str
+    role: Role
+    shape: torch.Size
+    weight: LowBitWeight | None = None
+    tensor: Tensor | None = None
+
+    def parameters_x(self) -> Tensor:
+        """Its float parameters x: what codes stand for, or the tensor itself."""
+        if self.weight is not None:
+            return self.weight.parameters_of_codes().float()
+        assert self.tensor is not None
+        return self.tensor.detach()
+
+    def assign(self, x: Tensor) -> None:
+        """Set it from floats; codes are rounded to nearest."""
+        if self.weight is not None:
+            self.weight.assign(x)
+            return
+        assert self.tensor is not None
+        with torch.no_grad():
+            self.tensor.copy_(x)
+
+
+def _dropped(name: str) -> bool:
+    return name.rsplit(".", 1)[-1] == "num_batches_tracked"
+
+
+def state_of(model: nn.Module, local: Callable[[str], bool] | Iterable[str] = ()) -> dict[str, Entry]:
+    """Every tensor of a model by name, with its role; names are the same at every precision.
+
+    ``local`` names tensors (or decides by name) that never leave a client.
+    """
+    is_local = local if callable(local) else set(local).__contains__
+    entries: dict[str, Entry] = {}
+    inside: set[str] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, LowBitWeight):
+            inside |= {f"{name}.{k}" for k in ("anchor", "codes", "scale")}
+            entries[name] = Entry(name, "quantized", module.shape, weight=module)
+        elif isinstance(module, (FullConv2d, FullLinear)):
+            inside.add(f"{name}.weight")
+            full = f"{name}.weight"
+            entries[full] = Entry(full, "quantized", module.weight.shape, tensor=module.weight)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name not in inside:
+            role: Role = "dropped" if _dropped(name) else "averaged"
+            entries[name] = Entry(name, role, tensor.shape, tensor=tensor)
+    for name, entry in entries.items():
+        if is_local(name):
+            entries[name] = Entry(name, "local", entry.shape, entry.weight, entry.tensor)
+    return dict(sorted(entries.items()))
+
+
+_RANGES = (".low", ".high")
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Hash of the architecture: names, roles and shapes of all that travels; equal at every low bitwidth."""
+    lines = [
+        f"{e.name} {e.role} {tuple(e.shape)}"
+        for e in state_of(model).values()
+        if e.role in ("quantized", "averaged") and not e.name.endswith(_RANGES)
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
