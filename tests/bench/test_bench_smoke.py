@@ -35,7 +35,8 @@ def test_step(tmp_path):
     rows = {(row["variant"], row["bits"]): row for row in data["results"]}
     assert rows["fp32", 32]["cpu_ratio"] == 1.0
     assert rows["fedqssl", 4]["cpu_ratio"] > 0
-    assert rows["fedqssl", 4]["cpu_seconds"] > 0
+    assert rows["fedqssl", 4]["cpu_seconds"] > rows["fedqssl", 4]["system_seconds"] >= 0
+    assert rows["fp32", 32]["user_ratio"] == 1.0
     assert ("brevitas", 4) in rows or not HAS["brevitas"]
     named = set(rows) | {tuple(s["variant"].rsplit("-", 1)) for s in data["skipped"]}
     assert len(named) == 2 + len(step.PEERS)  # measured or skipped by name, never lost

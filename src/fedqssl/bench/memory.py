@@ -27,7 +27,7 @@ def run(width: int = 16, images: int = 256, bits: Sequence[int] = (4,), threads:
     """Measure every variant in a process of its own; the ``*_ratio`` columns are fp32 / variant.
 
     ``steady_bytes`` is what the process holds between steps on top of the imported libraries (weights, data,
-    caches, scratch buffers that are kept), ``peak_bytes`` what a step adds, ``total_ratio`` compares the sums.
+    caches, scratch buffers that are kept), ``peak_bytes`` what a step adds, ``total_ratio`` compares sums.
     """
     from fedqssl.bench.step import candidates
 

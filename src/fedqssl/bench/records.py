@@ -79,6 +79,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "fedqssl": __version__,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+        "malloc": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")},
         "kernels": {key: _plain(value) for key, value in kernels.describe().items()},
     }
 

@@ -30,7 +30,9 @@ def run(
 ) -> Record:
     """Measure a SimCLR step (forward, NT-Xent, backward, update) of ResNet-18 + projector.
 
-    Each result's ``cpu_ratio`` is variant / fp32, with fp32 in channels_last under plain SGD.
+    Each result's ``cpu_ratio`` is variant / fp32, with fp32 in channels_last under plain SGD. ``user_ratio`` leaves
+    out time in the kernel: activations above 32 MiB (256 images, width 16) are mapped and faulted in anew at
+    every use by glibc's default malloc, which can double what a peer with many temporaries costs.
     """
     steps: dict[str, TrainingStep] = {}
     variants: dict[str, Variant] = {}
@@ -43,6 +45,7 @@ def run(
             except PeerUnavailableError as error:
                 skipped.append(Skipped(variant.name, str(error)))
     timings = interleaved(steps, FP32.name, repeats=repeats, threads=threads)
+    reference = timings[FP32.name]
     results: list[Row] = [
         {
             "variant": variants[name].family,
@@ -50,6 +53,8 @@ def run(
             "cpu_ratio": timing.ratio,
             "spread": timing.spread,
             "cpu_seconds": timing.seconds,
+            "system_seconds": timing.system,
+            "user_ratio": (timing.seconds - timing.system) / (reference.seconds - reference.system),
         }
         for name, timing in timings.items()
     ]

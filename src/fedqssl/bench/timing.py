@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +18,14 @@ class Timing:
         seconds: median CPU seconds of a run.
         ratio: median over the repeats of (this candidate / the reference in the same repeat).
         spread: distance between the quartiles of those ratios.
+        system: median seconds of ``seconds`` spent in the kernel, nearly all of it page faults of fresh buffers.
+            That share depends on malloc's thresholds and on buffer sizes, not on arithmetic: look before comparing.
     """
 
     seconds: float
     ratio: float
     spread: float
+    system: float
 
 
 @contextmanager
@@ -62,20 +66,27 @@ def interleaved(
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, not {repeats}")
     samples: dict[str, list[float]] = {name: [] for name in work}
+    kernel: dict[str, list[float]] = {name: [] for name in work}
     with torch_threads(threads):
         for run in work.values():
             for _ in range(warmup):
                 run()
         for _ in range(repeats):
             for name, run in work.items():
-                start = clock()
+                start, start_kernel = clock(), _system_seconds()
                 run()
                 samples[name].append(clock() - start)
-    return {name: _summary(samples[name], samples[reference]) for name in work}
+                kernel[name].append(_system_seconds() - start_kernel)
+    return {name: _summary(samples[name], samples[reference], kernel[name]) for name in work}
 
 
-def _summary(own: list[float], reference: list[float]) -> Timing:
+def _system_seconds() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_stime
+
+
+def _summary(own: list[float], reference: list[float], kernel: list[float]) -> Timing:
     tick = 1e-9  # a coarse clock may report zero for a very short run
     ratios = [a / max(b, tick) for a, b in zip(own, reference, strict=True)]
     quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios
-    return Timing(statistics.median(own), statistics.median(ratios), quartiles[-1] - quartiles[0])
+    spread = quartiles[-1] - quartiles[0]
+    return Timing(statistics.median(own), statistics.median(ratios), spread, statistics.median(kernel))

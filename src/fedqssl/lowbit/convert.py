@@ -60,6 +60,8 @@ def to_lowbit(
     if unknown:
         raise ConversionError(f"skip names no module of the model: {', '.join(unknown)}")
     model = copy.deepcopy(model)
+    if isinstance(model, (*_WEIGHTS, *_NORMS)):
+        model = nn.Sequential(model)  # a bare layer: tracing would look inside it
     try:
         graph = _Tracer(skip).trace(model)
     except Exception as error:

@@ -218,10 +218,10 @@ class NormActivate(torch.autograd.Function):
         rows = to_rows(y)
         norm, ctx.inverse_std, ctx.batch_statistics = layer.coefficients(rows, gamma, beta)
         save = any(ctx.needs_input_grad)
-        act = layer.plan(save, codes, residual)
+        act = layer.plan(rows, save, codes, residual)
         out = ops(rows).norm_act(rows, norm, act)
         ctx.save_for_backward(out.mask, out.hat, gamma)
-        ctx.layer, ctx.act = layer, dataclasses.replace(act, residual_codes=None, residual_values=None)
+        ctx.layer, ctx.act = layer, dataclasses.replace(act, residual_codes=None, residual_values=None, values_out=None)
         ctx.residual_sink = codes.sink if codes is not None else None
         ctx.sink = Sink()
         if not act.bits:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedqssl.lowbit.activation import Activation, thread, to_rows
 from fedqssl.lowbit.functions import Convolve, Multiply, NormActivate, QuantizeRange
 from fedqssl.lowbit.precision import HAT_STEPS, LowBitOptions, Precision
+from fedqssl.lowbit.scratch import POOL
 from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant.kernels import intconv, ops
 from fedqssl.quant.kernels.types import Norm, NormAct
@@ -143,7 +144,7 @@ class LowBitNorm(nn.Module):
             return out
         return dataclasses.replace(box[0], thread=out)
 
-    def plan(self, save: bool, codes: Activation | None, residual: Tensor | None) -> NormAct:
+    def plan(self, rows: Tensor, save: bool, codes: Activation | None, residual: Tensor | None) -> NormAct:
         """What the kernel has to do for this call."""
         bits = self.precision.activation if self.activate else 0
         top = 2**bits - 1
@@ -167,6 +168,7 @@ class LowBitNorm(nn.Module):
             residual_codes=residual_codes,
             residual_values=residual_values,
             residual_step=codes.step if codes is not None else 0.0,
+            values_out=None if bits and self.want_codes else POOL.take_like(rows),
         )
 
     def coefficients(self, rows: Tensor, gamma: Tensor | None, beta: Tensor | None) -> tuple[Norm, Tensor, bool]:

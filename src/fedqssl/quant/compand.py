@@ -43,7 +43,7 @@ class Compander:
 
 
 def _tanh_slope(y: Tensor) -> Tensor:
-    return 1 - y.square()
+    return torch.ones_like(y).sub(y.square())
 
 
 TANH = Compander("tanh", torch.tanh, torch.atanh, _tanh_slope, limit=MAX_SCALE)

@@ -473,20 +473,38 @@ FQ_API void fq_table_apply(const float* x, int64_t n, const uint32_t* index, con
     }
 }
 
-// The same for tables without split keys, spread to one value per raw key.
-FQ_API void fq_key_apply(const float* x, int64_t n, const float* by_key, float* out, int threads) {
+constexpr int kMaxSpread = 2;
+
+// A short cut for tables whose keys are cut into at most 4 parts: one look-up with 18 bits instead of two with 16.
+// Returns the number of extra bits of the key (0 to 2), or -1 where some key is cut finer and by_key is left alone.
+FQ_API int fq_spread_table(const uint32_t* hist, const uint32_t* index, const float* values, float* by_key) {
+    int extra = 0;
+    for (int64_t k = 0; k < kKeys; ++k)
+        if (hist[k] && static_cast<int>(index[k] & 15) > extra) extra = index[k] & 15;
+    if (extra > kMaxSpread) return -1;
+    for (int64_t k = 0; k < kKeys; ++k) {
+        if (!hist[k]) continue;
+        const int split = index[k] & 15;
+        for (int64_t q = 0; q < (1 << extra); ++q) by_key[k << extra | q] = values[(index[k] >> 4) + (q >> (extra - split))];
+    }
+    return extra;
+}
+
+// out[i] = by_key[upper 16 + extra bits of x[i]]; out may be x.
+FQ_API void fq_key_apply(const float* x, int64_t n, const float* by_key, int extra, float* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
         const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
+        const __m128i shift = _mm_cvtsi32_si128(16 - extra);
         int64_t i = c0;
         for (; i + 8 <= c1; i += 8) {
-            const __m256i key = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), 16);
+            const __m256i key = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), shift);
             _mm256_storeu_ps(out + i, _mm256_i32gather_ps(by_key, key, 4));
         }
         for (; i < c1; ++i) {
             uint32_t b;
             std::memcpy(&b, x + i, 4);
-            out[i] = by_key[b >> 16];
+            out[i] = by_key[b >> (16 - extra)];
         }
     }
 }

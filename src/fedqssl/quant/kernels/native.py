@@ -76,7 +76,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, c_int64, c_int, c_float, c_float, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
     ),
     "fq_table_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int)),
-    "fq_key_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
+    "fq_spread_table": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "fq_key_apply": (None, (c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int)),
     "fq_code_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int)),
     "fq_norm_stats": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int)),
     "fq_norm_act": (None, (c_void_p,)),
@@ -190,18 +191,18 @@ def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> 
         raise RuntimeError("quantile table overflow; please report this as a bug")
     if entries == 0:
         return None
-    by_key = None
-    if entries == int(torch.count_nonzero(hist)):  # no key is cut: one look-up per float will do
-        starts = torch.where(hist > 0, index >> 4, 0)
-        by_key = values[starts.to(torch.int64)]
-    return KeyTable(centres, index, values[:entries], codes[:entries], by_key)
+    by_key = _floats(4 * _KEYS)
+    extra = _call("fq_spread_table", hist.data_ptr(), index.data_ptr(), values.data_ptr(), by_key.data_ptr())
+    short = None if extra < 0 else (by_key, int(extra))
+    return KeyTable(centres, index, values[:entries], codes[:entries], short)
 
 
 def table_apply(x: Tensor, table: KeyTable, out: Tensor | None = None) -> Tensor:
     """See :func:`.reference.table_apply`; ``out`` may be x."""
     out = torch.empty_like(x) if out is None else out
     if table.by_key is not None:
-        _call("fq_key_apply", x.data_ptr(), x.numel(), table.by_key.data_ptr(), out.data_ptr(), _threads())
+        by_key, extra = table.by_key
+        _call("fq_key_apply", x.data_ptr(), x.numel(), by_key.data_ptr(), extra, out.data_ptr(), _threads())
         return out
     pointers = table.index.data_ptr(), table.values.data_ptr(), out.data_ptr()
     _call("fq_table_apply", x.data_ptr(), x.numel(), *pointers, _threads())
@@ -225,6 +226,10 @@ def norm_stats(y: Tensor) -> tuple[Tensor, Tensor]:
     return mean + y[0].double(), (squares / rows - mean.square()).clamp_(min=0)
 
 
+def _values_buffer(y: Tensor, act: NormAct) -> Tensor:
+    return torch.empty_like(y) if act.values_out is None else act.values_out
+
+
 def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
     """See :func:`.reference.norm_act`."""
     rows, channels = y.shape
@@ -235,7 +240,7 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
 
     coded = act.bits > 0
     result = NormActResult(
-        values=torch.empty_like(y) if act.want_values or not coded else None,
+        values=_values_buffer(y, act) if act.want_values or not coded else None,
         codes=torch.empty(y.shape, dtype=torch.uint8) if act.want_codes and coded else None,
         packed=packed(act.bits, act.save),
         mask=packed(1, act.save and coded),

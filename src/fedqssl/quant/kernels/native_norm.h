@@ -110,42 +110,55 @@ struct NormActArgs {
 
 namespace {
 
-// One group of up to 8 channels of one row; scalar tails go through padded copies so that both paths round alike.
+// Constants of one call in registers. By value on purpose: code stores are byte stores, which may alias anything in memory.
+struct NormActConstants {
+    __m256 scale, step, top, hat_inverse, hat_half, hat_top, res_step;
+    bool has_hat, has_act, has_values;
+    explicit NormActConstants(const NormActArgs& p)
+        : scale(_mm256_set1_ps(p.scale)),
+          step(_mm256_set1_ps(p.step)),
+          top(_mm256_set1_ps(static_cast<float>((1 << p.bits) - 1))),
+          hat_inverse(_mm256_set1_ps(1.0f / p.hat_step)),
+          hat_half(_mm256_set1_ps(static_cast<float>((1 << p.hat_bits) - 1) * 0.5f)),
+          hat_top(_mm256_set1_ps(static_cast<float>((1 << p.hat_bits) - 1))),
+          res_step(_mm256_set1_ps(p.res_step)),
+          has_hat(p.hat_bits > 0),
+          has_act(p.bits > 0),
+          has_values(p.values != nullptr) {}
+};
+
+struct Affine {  // of 8 channels
+    __m256 hat_mul, hat_add, mul, add;
+    Affine(const float* hm, const float* ha, const float* m, const float* a)
+        : hat_mul(_mm256_loadu_ps(hm)), hat_add(_mm256_loadu_ps(ha)), mul(_mm256_loadu_ps(m)), add(_mm256_loadu_ps(a)) {}
+};
+
+// One group of 8 channels of one row; odd channel counts go through padded copies so that both paths round alike.
 template <class Code>
-inline void norm_act_8(const NormActArgs& p, const float* y, const float* hm, const float* ha, const float* m,
-                       const float* a, __m256 res, bool has_res, Code* code, uint8_t* hat, uint8_t* mask, float* value) {
-    const __m256 x = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(y), _mm256_loadu_ps(hm)), _mm256_loadu_ps(ha));
-    __m256 z = _mm256_add_ps(_mm256_mul_ps(x, _mm256_loadu_ps(m)), _mm256_loadu_ps(a));
+__attribute__((always_inline)) inline void norm_act_8(const NormActConstants& k, __m256 y, const Affine& f, __m256 res,
+                                                      bool has_res, Code* code, uint8_t* hat, uint8_t* mask, float* value) {
+    const __m256 x = _mm256_add_ps(_mm256_mul_ps(y, f.hat_mul), f.hat_add);
+    __m256 z = _mm256_add_ps(_mm256_mul_ps(x, f.mul), f.add);
     if (has_res) z = _mm256_add_ps(z, res);
-    if (p.hat_bits) {
-        const float top = static_cast<float>((1 << p.hat_bits) - 1);
-        const __m256 t = _mm256_add_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.0f / p.hat_step)), _mm256_set1_ps(top * 0.5f));
-        store_codes(hat, clamp_round(t, _mm256_set1_ps(top)));
-    }
-    if (p.bits) {
-        const __m256 top = _mm256_set1_ps(static_cast<float>((1 << p.bits) - 1));
-        const __m256 t = _mm256_mul_ps(z, _mm256_set1_ps(p.scale));
-        const __m256 inside = _mm256_and_ps(_mm256_cmp_ps(t, _mm256_setzero_ps(), _CMP_GT_OQ),
-                                            _mm256_cmp_ps(t, top, _CMP_LT_OQ));
+    if (k.has_hat) store_codes(hat, clamp_round(_mm256_add_ps(_mm256_mul_ps(x, k.hat_inverse), k.hat_half), k.hat_top));
+    if (k.has_act) {
+        const __m256 t = _mm256_mul_ps(z, k.scale);
+        const __m256 inside =
+            _mm256_and_ps(_mm256_cmp_ps(t, _mm256_setzero_ps(), _CMP_GT_OQ), _mm256_cmp_ps(t, k.top, _CMP_LT_OQ));
         *mask = static_cast<uint8_t>(_mm256_movemask_ps(inside));
-        const __m256i k = clamp_round(t, top);
-        store_codes(code, k);
-        if (p.values) _mm256_storeu_ps(value, _mm256_mul_ps(_mm256_cvtepi32_ps(k), _mm256_set1_ps(p.step)));
+        const __m256i c = clamp_round(t, k.top);
+        store_codes(code, c);
+        if (k.has_values) _mm256_storeu_ps(value, _mm256_mul_ps(_mm256_cvtepi32_ps(c), k.step));
     } else {
         _mm256_storeu_ps(value, z);
     }
-}
-
-inline __m256 residual_8(const NormActArgs& p, int64_t i) {
-    if (p.res_codes) return _mm256_mul_ps(load_codes(p.res_codes + i), _mm256_set1_ps(p.res_step));
-    if (p.res_values) return _mm256_loadu_ps(p.res_values + i);
-    return _mm256_setzero_ps();
 }
 
 // Channel counts that are no multiple of 8: element by element through a padded group of 8.
 template <class Code>
 void norm_act_odd(const NormActArgs& p, int64_t i0, int64_t n, Code* code, uint8_t* hat, uint8_t* mask_bits) {
     const bool has_res = p.res_codes || p.res_values;
+    const NormActConstants k8(p);
     for (int64_t j = 0; j < n; j += 8) {
         const int64_t count = n - j < 8 ? n - j : 8;
         float y[8] = {0}, hm[8] = {0}, ha[8] = {0}, m[8] = {0}, a[8] = {0}, res[8] = {0}, value[8];
@@ -157,11 +170,34 @@ void norm_act_odd(const NormActArgs& p, int64_t i0, int64_t n, Code* code, uint8
             if (p.res_codes) res[k] = float(p.res_codes[i]) * p.res_step;
             else if (p.res_values) res[k] = p.res_values[i];
         }
-        norm_act_8<Code>(p, y, hm, ha, m, a, _mm256_loadu_ps(res), has_res, c8, h8, &mask, value);
+        norm_act_8<Code>(k8, _mm256_loadu_ps(y), Affine(hm, ha, m, a), _mm256_loadu_ps(res), has_res, c8, h8, &mask, value);
         if (p.bits) std::memcpy(code + j, c8, sizeof(Code) * count);
         if (p.hat_bits) std::memcpy(hat + j, h8, count);
         mask_bits[j / 8] = count == 8 ? mask : mask & ((1 << count) - 1);
         if (p.values) std::memcpy(p.values + i0 + j, value, 4 * count);
+    }
+}
+
+enum Residual { kNone, kCodes, kFloats };
+
+// Eight channels at a time down the rows of a block, so that their coefficients stay in registers.
+template <class Code, Residual kResidual>
+void norm_act_columns(const NormActArgs& p, int64_t r0, int64_t r1, Code* code, uint8_t* hat, uint8_t* mask) {
+    const NormActConstants k(p);
+    const int64_t C = p.channels, i0 = r0 * C, rows = r1 - r0;
+    const float* y = p.y + i0;
+    float* values = p.values ? p.values + i0 : nullptr;
+    const uint8_t* res_codes = kResidual == kCodes ? p.res_codes + i0 : nullptr;
+    const float* res_values = kResidual == kFloats ? p.res_values + i0 : nullptr;
+    for (int64_t c = 0; c < C; c += 8) {
+        const Affine f(p.hat_mul + c, p.hat_add + c, p.mul + c, p.add + c);
+        for (int64_t r = 0, j = c; r < rows; ++r, j += C) {
+            __m256 res = _mm256_setzero_ps();
+            if (kResidual == kCodes) res = _mm256_mul_ps(load_codes(res_codes + j), k.res_step);
+            if (kResidual == kFloats) res = _mm256_loadu_ps(res_values + j);
+            norm_act_8<Code>(k, _mm256_loadu_ps(y + j), f, res, kResidual != kNone, code + j, hat + j, mask + j / 8,
+                             values + j);
+        }
     }
 }
 
@@ -170,22 +206,16 @@ void norm_act_block(const NormActArgs& p, int64_t r0, int64_t r1, Code* code) {
     Scratch& t = scratch(p.channels);
     const int64_t C = p.channels, i0 = r0 * C, n = (r1 - r0) * C;
     uint8_t* mask = p.bits && p.mask ? p.mask + i0 / 8 : t.mask.data();
-    if (C % 8 == 0) {
-        const bool has_res = p.res_codes || p.res_values;
-        for (int64_t r = r0, j = 0; r < r1; ++r)
-            for (int64_t c = 0; c < C; c += 8, j += 8)
-                norm_act_8<Code>(p, p.y + i0 + j, p.hat_mul + c, p.hat_add + c, p.mul + c, p.add + c,
-                                 residual_8(p, i0 + j), has_res, code + j, t.hat.data() + j, mask + j / 8,
-                                 p.values + i0 + j);
-    } else {
-        norm_act_odd<Code>(p, i0, n, code, t.hat.data(), mask);
-    }
+    uint8_t* hat = t.hat.data();
+    if (C % 8) norm_act_odd<Code>(p, i0, n, code, hat, mask);
+    else if (p.res_codes) norm_act_columns<Code, kCodes>(p, r0, r1, code, hat, mask);
+    else if (p.res_values) norm_act_columns<Code, kFloats>(p, r0, r1, code, hat, mask);
+    else norm_act_columns<Code, kNone>(p, r0, r1, code, hat, mask);
     if (p.bits) {
         if (p.packed) pack(code, n, p.bits, p.packed + i0 * p.bits / 8, packed_bytes(n, p.bits));
         if (p.codes8) std::memcpy(p.codes8 + i0, code, n);  // only for bits <= 8
     }
-    if (p.hat_bits)
-        pack8(t.hat.data(), n, p.hat_bits, p.hat_packed + i0 * p.hat_bits / 8, packed_bytes(n, p.hat_bits));
+    if (p.hat_bits) pack8(hat, n, p.hat_bits, p.hat_packed + i0 * p.hat_bits / 8, packed_bytes(n, p.hat_bits));
 }
 
 }  // namespace

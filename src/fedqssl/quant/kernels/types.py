@@ -13,15 +13,15 @@ class KeyTable:
 
     The interval of floats that share a key is cut into ``2^split`` equal parts, finer where more centres lie:
     ``index[key] = start << 4 | split``, and entry ``start + (lower 16 bits >> (16 - split))`` of ``values`` and ``codes`` is
-    the centre nearest to the part's middle, and that centre's code. ``by_key`` has the value per raw key where no key is
-    cut (a short cut; may be None).
+    the centre nearest to the part's middle, and that centre's code. ``by_key`` is a short cut of the compiled
+    backend: values by the upper 16 + e bits, and e; None where keys are cut finer than that.
     """
 
     centres: Tensor  # (2^bits,)
     index: Tensor  # (65536,) by raw key
     values: Tensor  # (entries,)
     codes: Tensor  # (entries,)
-    by_key: Tensor | None = None
+    by_key: tuple[Tensor, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class NormAct:
     ``z`` plus the residual (codes times their step, or values) is clipped to ``[0, (2^bits - 1) / scale]`` and rounded to
     ``code = round(z * scale)``, which stands for ``code * step``. ``bits = 0`` means no activation: z itself comes out.
     For the backward pass (``save``): packed codes, one clip-mask bit each, and x_hat in ``hat_bits`` bits, its code k
-    standing for ``(k - (2^hat_bits - 1)/2) * hat_step``.
+    standing for ``(k - (2^hat_bits - 1)/2) * hat_step``. ``values_out`` is a buffer for float outputs, if there is one.
     """
 
     bits: int
@@ -55,6 +55,7 @@ class NormAct:
     residual_codes: Tensor | None = None
     residual_values: Tensor | None = None
     residual_step: float = 0.0
+    values_out: Tensor | None = None
 
 
 @dataclass(frozen=True)

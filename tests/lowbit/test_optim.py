@@ -1,0 +1,267 @@
+"""LowBitSGD: the update equation, its rules and scale policies, and what happens when numbers are not finite."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedqssl.lowbit import LowBitOptions, LowBitSGD, LowBitWeight, NonFiniteError, Precision, to_lowbit
+from fedqssl.lowbit.weight import PackedGradient
+from fedqssl.quant import TANH, compand_codes, quantile_quantize
+
+
+def one_layer(x: torch.Tensor, bits: int, **options) -> tuple[nn.Module, LowBitWeight]:
+    linear = nn.Linear(x.shape[1], x.shape[0], bias=False)
+    with torch.no_grad():
+        linear.weight.copy_(x)
+    model = to_lowbit(linear, Precision.for_bits(bits), LowBitOptions(quantize_input=False, **options))
+    return model, next(m for m in model.modules() if isinstance(m, LowBitWeight))
+
+
+def put_gradient(weight: LowBitWeight, g: torch.Tensor) -> None:
+    q = quantile_quantize(g.view(weight.shape), 16)
+    weight.gradient = PackedGradient(q.pack(), q.codebook, 16, weight.shape)
+
+
+def gaussian(n: int, std: float, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, 32, generator=torch.Generator().manual_seed(seed)) * std
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 12, 16])
+@pytest.mark.parametrize("weights", ["level", "value"])
+def test_nearest_step_is_Q_of_x_minus_a_g(bits, weights):
+    model, weight = one_layer(gaussian(32, 0.1), bits, weights=weights)
+    opt = LowBitSGD(model, lr=0.5, rounding="nearest")
+    x, m = weight.parameters_of_codes(), weight.m
+    g = gaussian(32, 0.05, seed=1)
+    put_gradient(weight, g)
+    g = weight.gradient.unpack()
+    opt.step()
+    top = 2**bits - 1
+    want = ((torch.tanh(x - 0.5 * g.double()) / m + 1) / 2 * top).clamp(0, top).round()
+    assert torch.equal(weight.unpacked().double(), want)
+    assert weight.m == m
+
+
+@pytest.mark.parametrize("bits", [12, 16])
+@pytest.mark.parametrize("weights", ["level", "value"])
+def test_zero_gradient_changes_no_code_in_1000_stochastic_steps(bits, weights):
+    model, weight = one_layer(gaussian(16, 0.1), bits, weights=weights)
+    opt = LowBitSGD(model, lr=0.5)
+    before = weight.codes.clone()
+    zero = torch.zeros(weight.shape)
+    for _ in range(1000):
+        put_gradient(weight, zero)
+        opt.step()
+    assert torch.equal(weight.codes, before)
+
+
+def noise_walk(x: torch.Tensor, steps: int, size: float, **how) -> tuple[float, float, float]:
+    """Std before and after zero-mean noise steps at 4 bits, and after the same steps in floats."""
+    model, weight = one_layer(x, 4)
+    opt = LowBitSGD(model, lr=1.0, **how)
+    start = weight.parameters_of_codes()
+    walk = start.clone()
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        g = torch.randn(weight.shape, generator=generator) * size
+        put_gradient(weight, g)
+        walk -= weight.gradient.unpack().double()
+        opt.step()
+    kept = opt.state.get(weight.anchor, {}).get("latent", weight.parameters_of_codes())
+    return float(start.std()), float(kept.std()), float(walk.std())
+
+
+def test_scale_ratchet_round_policy_keeps_the_spread_where_max_inflates_it():
+    """10,000 zero-mean noise steps at 4 bits, from weights that fill their range (ResNet's uniform start)."""
+    x = (torch.rand(40, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1) * 0.3
+    before, after, float_after = noise_walk(x, 10_000, 0.0009, scale="round")
+    assert abs(after / before - float_after / before) < 0.10
+    before, after, float_after = noise_walk(x, 1_500, 0.0009, scale="max")
+    assert after / before - float_after / before > 0.5
+
+
+@pytest.mark.parametrize("rule", ["residual", "latent"])
+def test_rules_with_memory_do_not_diffuse_even_from_a_gaussian_start(rule):
+    before, after, float_after = noise_walk(gaussian(40, 0.1), 2_000, 0.0009, scale="round", rule=rule)
+    assert abs(after / before - float_after / before) < 0.10
+
+
+def test_stored_rule_diffuses_from_a_gaussian_start_as_unbiased_rounding_must():
+    """Each step adds |a g| (cell - |a g|) of variance: a property of any unbiased memoryless rounding, not a bug."""
+    before, after, float_after = noise_walk(gaussian(40, 0.1), 300, 0.0009, scale="round")
+    cell = 2 * 0.35 / 15
+    predicted = (before**2 + 300 * 0.0009 * 0.8 * cell) ** 0.5
+    assert after > float_after + 0.01 and abs(after - predicted) < 0.15 * predicted
+
+
+def test_stored_stochastic_step_is_unbiased_for_what_the_layer_computes_with():
+    x = gaussian(64, 0.1)
+    model, weight = one_layer(x, 4, weights="value")
+    start, g = copy.deepcopy(weight.state_dict()), gaussian(64, 0.002, seed=3).clamp(-0.004, 0.004)
+    total, repeats = torch.zeros(weight.shape, dtype=torch.float64), 400
+    opt = LowBitSGD(model, lr=1.0)
+    for _ in range(repeats):
+        weight.load_state_dict(start)
+        put_gradient(weight, g)
+        sent = weight.gradient.unpack().double()
+        opt.step()
+        total += weight.parameters_of_codes()
+    weight.load_state_dict(start)
+    origin = weight.parameters_of_codes()
+    inside = origin.abs() < 0.8 * origin.abs().max()  # the ends clip
+    error = (total / repeats - (origin - sent))[inside]
+    cell = 0.05
+    z = error.mean() / ((sent.abs().mean() * cell / repeats / inside.sum()) ** 0.5)
+    assert abs(float(z)) < 4  # false alarm in about 6 of 100,000 runs; the seed is fixed
+
+
+def test_same_seed_same_bytes_other_seed_other_bytes():
+    def run(seed: int) -> torch.Tensor:
+        model, weight = one_layer(gaussian(32, 0.1), 4)
+        opt = LowBitSGD(model, lr=0.1, seed=seed)
+        for i in range(5):
+            put_gradient(weight, gaussian(32, 0.05, seed=i))
+            opt.step()
+        return weight.codes
+
+    assert torch.equal(run(0), run(0))
+    assert not torch.equal(run(0), run(1))
+
+
+def test_learning_rate_schedules_of_torch_work():
+    model, weight = one_layer(gaussian(32, 0.1), 8)
+    opt = LowBitSGD(model, lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(opt, step_size=1, gamma=0.0)
+    put_gradient(weight, gaussian(32, 0.05))
+    before = weight.codes.clone()
+    opt.step()
+    assert not torch.equal(weight.codes, before)
+    schedule.step()
+    before = weight.codes.clone()
+    put_gradient(weight, gaussian(32, 0.05))
+    opt.step()
+    assert torch.equal(weight.codes, before)
+
+
+def test_momentum_is_kept_in_its_stated_bits_and_counted():
+    model, weight = one_layer(gaussian(32, 0.1), 8)
+    opt = LowBitSGD(model, lr=0.1, momentum=0.9, momentum_bits=6)
+    for i in range(3):
+        put_gradient(weight, gaussian(32, 0.05, seed=i))
+        opt.step()
+    kept = opt.state[weight.anchor]["momentum"]
+    assert kept.bits == 6 and kept.dequantize().unique().numel() <= 64
+    assert opt.state_bytes() == (weight.shape.numel() * 6 + 7) // 8 + 4 * 64
+    assert LowBitSGD(model, lr=0.1).state_bytes() == 0
+
+
+def test_momentum_follows_heavy_ball():
+    model, weight = one_layer(torch.zeros(32, 32) + gaussian(32, 0.1), 16)
+    opt = LowBitSGD(model, lr=0.01, momentum=0.5, momentum_bits=16, rounding="nearest")
+    start = weight.parameters_of_codes()
+    g = gaussian(32, 0.05)
+    for _ in range(2):
+        put_gradient(weight, g)
+        opt.step()
+    moved = start - weight.parameters_of_codes()
+    inside = start.abs() < 0.3
+    assert torch.allclose(moved[inside], (0.01 * (1 + 1.5) * g.double())[inside], atol=2e-4)
+
+
+def conv_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+
+
+def test_non_finite_steps_are_skipped_counted_and_stop_training_with_the_layers_name():
+    torch.manual_seed(0)
+    model = to_lowbit(conv_net(), Precision.for_bits(4))
+    opt = LowBitSGD(model, lr=0.1, max_skipped=3)
+    x = torch.rand(4, 3, 8, 8)
+    before = copy.deepcopy(model.state_dict())
+    for i in range(3):
+        loss = model(x).square().mean() * float("nan")
+        loss.backward()
+        if i < 2:
+            opt.step()
+            assert opt.skipped == i + 1
+    with pytest.raises(NonFiniteError, match=r"3 steps in a row.*layer '.+'"):
+        opt.step()
+    after = model.state_dict()
+    trained = [k for k in before if k.endswith((".codes", ".weight", ".bias"))]
+    assert trained and all(torch.equal(before[k], after[k]) for k in trained)
+    opt = LowBitSGD(model, lr=0.1, max_skipped=3)
+    model(x).square().mean().backward()
+    opt.step()
+    assert opt.skipped_in_a_row == 0 and opt.steps == 1
+
+
+def test_one_infinite_gradient_in_the_middle_is_noticed():
+    model, weight = one_layer(gaussian(32, 0.1), 4)
+    g = gaussian(32, 0.1)
+    g[3, 5] = float("inf")
+    weight.receive(g)
+    opt = LowBitSGD(model, lr=0.1)
+    before = weight.codes.clone()
+    opt.step()
+    assert opt.skipped == 1 and torch.equal(weight.codes, before)
+
+
+def test_constant_layer_zero_gradient_and_batch_of_one_do_not_crash():
+    for value in (0.0, 0.3):
+        model = conv_net()
+        with torch.no_grad():
+            model[0].weight.fill_(value)
+        model = to_lowbit(model, Precision.for_bits(4))
+        opt = LowBitSGD(model, lr=0.1)
+        model(torch.rand(1, 3, 8, 8)).square().mean().backward()
+        opt.step()
+        (model(torch.rand(2, 3, 8, 8)) * 0).sum().backward()
+        opt.step()
+        assert opt.steps == 2
+    weights = [m for m in model.modules() if isinstance(m, LowBitWeight)]
+    assert all(torch.isfinite(w.effective()).all() for w in weights)
+
+
+def test_an_all_zero_layer_has_scale_zero_and_stays_zero():
+    for policy in ("round", "max", "ema"):
+        model, weight = one_layer(torch.zeros(8, 32), 4)
+        opt = LowBitSGD(model, lr=0.1, scale=policy)
+        put_gradient(weight, gaussian(8, 1.0))
+        opt.step()
+        assert weight.m == 0 and not weight.effective().any() and not weight.parameters_of_codes().any()
+
+
+def test_new_round_takes_the_scale_from_the_weights():
+    model, weight = one_layer(gaussian(32, 0.1), 8)
+    opt = LowBitSGD(model, lr=0.0)
+    weight.store(compand_codes(gaussian(32, 0.1).clamp(-0.1, 0.1), 8, weight.m), weight.m)
+    before = weight.parameters_of_codes()
+    assert weight.m > 0.2
+    opt.new_round()
+    assert abs(weight.m - float(TANH.forward(before).abs().max())) < 1e-6
+    assert (weight.parameters_of_codes() - before).abs().max() < 0.001
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rule": "shadow"}, "stored"),
+        ({"scale": "min"}, "round"),
+        ({"rounding": "up"}, "stochastic"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"lr": -1.0}, "lr"),
+    ],
+)
+def test_bad_arguments_say_what_is_allowed(arguments, words):
+    model, _ = one_layer(gaussian(8, 0.1), 4)
+    with pytest.raises(ValueError, match=words):
+        LowBitSGD(model, **{"lr": 0.1, **arguments})
