@@ -319,7 +319,7 @@ class Reference:
         ranged: set[str] = frozenset(),
         skipped: set[str] = frozenset(),
         weights: str = "level",
-        clip: float = 3.0,
+        clip: float = 4.0,
         hat_bits: int | None = None,
         quantize_input: bool = True,
     ) -> None:

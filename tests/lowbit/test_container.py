@@ -100,7 +100,7 @@ def data() -> bytes:
     return to_bytes(_model())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model() -> nn.Module:
     """A target with other weights than the sender's."""
     torch.manual_seed(9)
@@ -163,16 +163,13 @@ def test_loading_copies(data):
     assert _digest(model) == before and to_bytes(model) == data
 
 
-@pytest.mark.xfail(strict=True, reason="the header holds no activation bits")
 def test_precision_of_activations_travels():
     sent = to_lowbit(_net(), Precision(4, 8, 6))
     got = from_bytes(to_bytes(sent), _net())
     assert {m.precision for m in got.modules() if hasattr(m, "precision")} == {Precision(4, 8, 6)}
 
 
-@pytest.mark.parametrize(
-    "bits", [4, pytest.param(32, marks=pytest.mark.xfail(strict=True, reason="a 32-bit header holds no options"))]
-)
+@pytest.mark.parametrize("bits", [4, 32])
 def test_options_travel(bits):
     """Else the receiver computes another function."""
     net = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(80, 3))
@@ -186,7 +183,6 @@ def test_options_travel(bits):
     assert torch.equal(got, want)
 
 
-@pytest.mark.xfail(strict=True, reason="load_bytes does not compare options")
 @pytest.mark.parametrize("options", [{"weights": "value"}, {"compander": "identity"}, {"activation_clip": 2.0}])
 def test_other_options_are_refused(model, options):
     _refuses(model, to_bytes(_model(**options)), "option")
@@ -226,12 +222,12 @@ def test_same_model_same_bytes_in_every_process():
 
 
 def test_size_for_resnet18_is_at_most_3_percent_over_the_codes():
-    """Every s >= 2, with batch-norm tensors as training leaves them; one model, its codes replaced for each s."""
+    """Every s >= 2, even when no batch-norm tensor fits float16; one model, its codes replaced for each s."""
     net = resnet18(width=64)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.bias, std=0.1)
-            module.running_mean.normal_()
+            for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
+                tensor.data.normal_()[0] = 1e-7  # lost in float16: all of them travel as float32, the worst case
     full = len(safetensors.torch.save(net.state_dict()))
     tensors = sum(t.numel() * t.element_size() for t in net.state_dict().values())
     model = to_lowbit(net, Precision.for_bits(2))
@@ -285,7 +281,6 @@ def test_oversized(model, data):
     assert to_bytes(target) == data
 
 
-@pytest.mark.xfail(strict=True, reason="read_header checks against the default limit")
 def test_a_limit_above_the_default_is_honoured(data, monkeypatch):
     monkeypatch.setattr(check_bytes, "__defaults__", (len(data) - 1,))  # stands for data above MAX_BYTES
     load_bytes(_model(), data, max_bytes=len(data))
@@ -407,13 +402,11 @@ def test_descriptions_that_make_no_sense(data, change):
         from_bytes(_describe(data, **change), _net())
 
 
-@pytest.mark.xfail(strict=True, reason="RecursionError is not caught")
 @pytest.mark.parametrize("header", [b"[" * 200_000, b'{"__metadata__":' + b"[" * 200_000], ids=["list", "metadata"])
 def test_nested_headers_raise_the_same_error(model, header):
     _refuses(model, _forge(header))
 
 
-@pytest.mark.xfail(strict=True, reason="RecursionError is not caught")
 def test_nested_options_raise_the_same_error(data):
     with pytest.raises(ContainerError):
         from_bytes(_describe(data, options="[" * 200_000), _net())
@@ -470,7 +463,8 @@ def test_claims_of_terabytes_allocate_nothing():
     assert reserved < 64 << 10 and traced < 4 << 10  # kB
 
 
-_DATA = to_bytes(_model())
+_TARGET = _model()
+_DATA = to_bytes(_TARGET)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -484,15 +478,15 @@ def test_mutations_raise_nothing_but_the_named_error(drawn):
         data[start:stop] = drawn.draw(st.binary(max_size=12))
     sealed = drawn.draw(st.booleans())
     mutated = _seal(bytes(data[HEAD:])) if sealed else bytes(data)
-    model = _model()
-    before = _digest(model)
+    load_bytes(_TARGET, _DATA)
+    before = _digest(_TARGET)
     try:
-        load_bytes(model, mutated)
+        load_bytes(_TARGET, mutated)
     except ContainerError:
-        assert _digest(model) == before
+        assert _digest(_TARGET) == before
     else:
         assert sealed or mutated == _DATA
-        assert all(bool(torch.isfinite(e.parameters_x()).all()) for e in state_of(model).values())
+        assert all(bool(torch.isfinite(e.parameters_x()).all()) for e in state_of(_TARGET).values())
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -234,7 +234,7 @@ def test_residual_block(block: str, bits: int, weights: str, backend: str) -> No
 def test_options_of_the_activation(options: dict[str, float]) -> None:
     model = randomize(Residual(8, 16, 2))
     lowbit = to_lowbit(model, Precision.for_bits(4), LowBitOptions(**options))  # type: ignore[arg-type]
-    reading = {"clip": options.get("activation_clip", 3.0), "hat_bits": options.get("bn_saved_bits")}
+    reading = {"clip": options.get("activation_clip", 4.0), "hat_bits": options.get("bn_saved_bits")}
     check_against_reference(model, lowbit, images(4, 3, 7), 4, absorbed=RESIDUAL_ABSORBED, ranged={"fc"}, **reading)
 
 
@@ -378,7 +378,7 @@ def plain_formula(model: nn.Module, weights: str, absorbed: set[str]) -> nn.Modu
     """The model with the effective weight written out in plain torch operators (m a constant), no rounding anywhere."""
     for name, module in model.named_modules():
         if isinstance(module, nn.ReLU):
-            module.forward = lambda z: torch.where(z > 0, torch.where(z < 3, z, 3.0), 0.0)  # type: ignore[method-assign]
+            module.forward = lambda z: torch.where(z > 0, torch.where(z < 4, z, 4.0), 0.0)  # type: ignore[method-assign]
         if not isinstance(module, (nn.Conv2d, nn.Linear)):
             continue
 

@@ -32,7 +32,7 @@ from fedqssl.quant.kernels import intconv, native, use
 
 needs_native = pytest.mark.skipif(not native.available(), reason=f"no compiled kernels: {native.REASON}")
 needs_integers = pytest.mark.skipif(not intconv.available(), reason=f"no integer convolution: {intconv.detail()}")
-CLIP = 3.0
+CLIP = 4.0
 
 
 def activation(shape: tuple[int, ...], bits: int, seed: int = 0, low: float = 0.0) -> Activation:

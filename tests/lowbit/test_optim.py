@@ -64,10 +64,15 @@ def noise_walk(x: torch.Tensor, steps: int, size: float, **how) -> tuple[float, 
     start = weight.parameters_of_codes()
     walk = start.clone()
     generator = torch.Generator().manual_seed(2)
-    for _ in range(steps):
-        g = torch.randn(weight.shape, generator=generator) * size
-        put_gradient(weight, g)
-        walk -= weight.gradient.unpack().double()
+    gradients = []
+    for _ in range(200):
+        put_gradient(weight, torch.randn(weight.shape, generator=generator) * size)
+        gradients.append(weight.gradient)
+    for i in torch.randint(-200, 200, (steps,), generator=generator).tolist():  # i and ~i: one gradient, both signs
+        weight.gradient = gradients[i if i >= 0 else ~i]
+        sign = 1.0 if i >= 0 else -1.0
+        opt.param_groups[0]["lr"] = sign
+        walk -= sign * weight.gradient.unpack().double()
         opt.step()
     kept = opt.state.get(weight.anchor, {}).get("latent", weight.parameters_of_codes())
     return float(start.std()), float(kept.std()), float(walk.std())

@@ -138,7 +138,6 @@ def test_bad_arguments_raise():
         bit_dot(x, x[:3], 2, 2)
 
 
-@pytest.mark.xfail(strict=True, reason="bit_conv2d does not compare shapes; the compiled kernel reads past the weights")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_shapes_that_do_not_fit_raise(backend):
     """The compiled kernel must not read past the weights."""

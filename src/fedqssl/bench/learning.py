@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -35,7 +36,7 @@ class Recipe:
     width: int = 16
     epochs: int = 15
     batch_size: int = 128
-    lr: float = 0.3
+    lr: float = 0.8
     temperature: float = 0.5
     warmup_epochs: int = 1
 
@@ -121,11 +122,10 @@ def train_cell(
             opt.step()
             total += float(loss.detach())
         mean = total / per_epoch
-        progress(
-            f"bits {bits} seed {seed} epoch {epoch + 1}/{epochs} loss {mean:.4f} cpu {time.process_time() - started:.0f} s"
-        )
-    classes = int(max(int(train.labels.max()), int(test.labels.max()))) + 1  # type: ignore[union-attr]
+        spent = time.process_time() - started
+        progress(f"bits {bits} seed {seed} epoch {epoch + 1}/{epochs} loss {mean:.4f} cpu {spent:.0f} s")
     assert train.labels is not None and test.labels is not None
+    classes = max(int(train.labels.max()), int(test.labels.max())) + 1
     features = _features(model, train.images), _features(model, test.images)
     result = linear_probe(features[0], train.labels, features[1], test.labels, classes)
     progress(f"bits {bits} seed {seed} accuracy {100 * result.accuracy:.2f}")
@@ -141,10 +141,14 @@ def run_cells(
     recipe: Recipe,
     options: LowBitOptions,
     progress: Progress,
+    threads: int = 1,
 ) -> list[Cell]:
     """Train every (bits, seed) that has no file in ``out`` yet; return all."""
+    if train.labels is None or test.labels is None:
+        raise ValueError("a linear probe needs labels in both the training and the test set")
     out.mkdir(parents=True, exist_ok=True)
     results = []
+    torch.set_num_threads(threads)
     for bits, seed in cells:
         path = out / f"bits{bits:02d}-seed{seed}.json"
         if not path.exists():
@@ -152,5 +156,24 @@ def run_cells(
             partial = path.with_suffix(".tmp")
             partial.write_text(json.dumps(asdict(cell), indent=1) + "\n")
             os.replace(partial, path)
-        results.append(Cell(**json.loads(path.read_text())))
+        cell = Cell(**json.loads(path.read_text()))
+        if cell.recipe != asdict(recipe):
+            raise ValueError(f"{path} was made with another recipe ({cell.recipe}); choose another --out")
+        results.append(cell)
     return results
+
+
+def summary(cells: list[Cell]) -> list[tuple[str, str, str, str]]:
+    """Rows of (bits, seeds, mean accuracy, mean difference to fp32 of the same seed with its standard error)."""
+    fp32 = {c.seed: c.accuracy for c in cells if c.bits == 32}
+    rows = []
+    for bits in sorted({c.bits for c in cells}):
+        mine = {c.seed: c.accuracy for c in cells if c.bits == bits}
+        mean = 100 * statistics.fmean(mine.values())
+        gaps = [100 * (a - fp32[s]) for s, a in mine.items() if s in fp32]
+        gap = f"{statistics.fmean(gaps):+.2f}" if gaps and bits != 32 else "-"
+        if len(gaps) > 1 and bits != 32:
+            gap += f" ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.2f}"
+        name = {0: "untrained", 32: "fp32"}.get(bits, str(bits))
+        rows.append((name, str(len(mine)), f"{mean:.2f}", gap))
+    return rows

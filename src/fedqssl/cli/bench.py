@@ -130,3 +130,35 @@ def _cell(column: str, value: str | int | float | None) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)
+
+
+@app.command()
+def learning(
+    data: Annotated[Path, typer.Option(help="Folder with train-*.parquet (Hugging Face layout).")],
+    test: Annotated[Path | None, typer.Option(help="Folder with test-*.parquet; by default the same.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for one JSON file per cell; finished cells are skipped.")] = Path(
+        "runs/learning"
+    ),
+    bits: Annotated[str, typer.Option(help="Bitwidths; 32 is plain fp32, 0 the untrained network.")] = "0,32,8,6,4",
+    seeds: Annotated[str, typer.Option(help="Seeds; cells of one seed are paired.")] = "0,1,2",
+    epochs: Annotated[int, typer.Option(min=1)] = 15,
+    lr: Annotated[float, typer.Option(min=0)] = 0.8,
+    width: Width = 16,
+    threads: Threads = 1,
+) -> None:
+    """SimCLR at several bitwidths, paired by seed with fp32: linear-probe accuracy on the whole test set."""
+    from fedqssl.bench import learning as job
+    from fedqssl.data.parquet import read_parquet
+    from fedqssl.lowbit import LowBitOptions
+
+    try:
+        cells = [(int(b), int(s)) for s in seeds.split(",") for b in bits.split(",")]
+    except ValueError:
+        raise ValueError("--bits and --seeds take whole numbers with commas, like 0,32,4") from None
+    images, tests = read_parquet(data, "train"), read_parquet(test or data, "test")
+    recipe = job.Recipe(width=width, epochs=epochs, lr=lr)
+    results = job.run_cells(cells, images, tests, out, recipe, LowBitOptions(), typer.echo, threads)
+    table = Table("bits", "seeds", "accuracy, %", "minus fp32, points")
+    for row in job.summary(results):
+        table.add_row(*row)
+    Console().print(table)

@@ -14,6 +14,10 @@ def to_rows(x: Tensor) -> Tensor:
     """(N, C, H, W) as the contiguous matrix (N*H*W, C), free of charge for channels_last; (N, C) as it is."""
     if x.dim() == 2:
         return x.contiguous()
+    if x.dim() != 4:
+        raise ValueError(
+            f"low-bit layers take tensors of shape (N, C) or (N, C, H, W), not {tuple(x.shape)}; fold other dimensions into N"
+        )
     return x.permute(0, 2, 3, 1).contiguous().flatten(0, 2)
 
 
@@ -40,6 +44,11 @@ class Code:
     shape: torch.Size
 
 
+def _backward_pass() -> int:
+    """Number of the backward pass that is running."""
+    return int(torch._C._current_graph_task_id())
+
+
 class Sink:
     """Where the low-bit consumers of an activation add up its gradient, in one buffer and in place.
 
@@ -48,19 +57,19 @@ class Sink:
     """
 
     def __init__(self) -> None:
-        self.total: Tensor | None = None
+        self._total: Tensor | None = None
+        self._pass = -1
 
     def add(self, g: Tensor) -> None:
         """Deposit a gradient."""
-        if self.total is None:
-            self.total = g
-        else:
-            self.total += g
+        total = self.take()
+        self._total = g if total is None else total.add_(g)
+        self._pass = _backward_pass()
 
     def take(self) -> Tensor | None:
-        """The sum so far; the sink is empty afterwards."""
-        total, self.total = self.total, None
-        return total
+        """The sum so far in this backward pass; the sink is empty afterwards (what a broken-off pass left is dropped)."""
+        total, self._total = self._total, None
+        return total if self._pass == _backward_pass() else None
 
 
 @dataclass(frozen=True, eq=False)

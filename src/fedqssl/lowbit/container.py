@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedqssl.lowbit.policy import Entry, fingerprint, state_of
-from fedqssl.lowbit.precision import FULL, LowBitOptions, Precision
+from fedqssl.lowbit.precision import LowBitOptions, Precision
 from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant.packing import packed_size
 
@@ -39,18 +39,20 @@ def _float16_fits(x: Tensor) -> bool:
 
 
 def _describe(model: nn.Module) -> dict[str, str]:
-    weights = [m for m in model.modules() if isinstance(m, LowBitWeight)]
-    precision = {w.bits for w in weights} or {FULL}
-    gradient = {w.gradient_bits for w in weights} or {FULL}
-    if len(precision) != 1 or len(gradient) != 1:
-        raise ContainerError(f"the model mixes bitwidths {sorted(precision)}; a container holds one")
-    options = asdict(weights[0].options) if weights else {}
+    made_with = getattr(model, "meta", {}).get("fedqssl")
+    if made_with is None:
+        raise ContainerError("only a model that to_lowbit returned can be packed or filled")
+    precision, options = made_with
+    bits = {m.bits for m in model.modules() if isinstance(m, LowBitWeight)} | {precision.weight}
+    if len(bits) != 1:
+        raise ContainerError(f"the model mixes bitwidths {sorted(bits)}; a container holds one")
     return {
         "format": "fedqssl",
         "fingerprint": fingerprint(model),
-        "bits": str(precision.pop()),
-        "gradient_bits": str(gradient.pop()),
-        "options": json.dumps(options, sort_keys=True),
+        "bits": str(precision.weight),
+        "activation_bits": str(precision.activation),
+        "gradient_bits": str(precision.gradient),
+        "options": json.dumps(asdict(options), sort_keys=True),
     }
 
 
@@ -91,14 +93,14 @@ def check_bytes(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     return blob
 
 
-def read_header(data: bytes) -> dict[str, str]:
+def read_header(data: bytes, max_bytes: int = MAX_BYTES) -> dict[str, str]:
     """The metadata of a container: format, fingerprint, bits, options. Checks everything that :func:`check_bytes` does."""
-    blob = check_bytes(data)
+    blob = check_bytes(data, max_bytes)
     size = struct.unpack_from("<Q", blob)[0] if len(blob) >= 8 else 0
     try:
         metadata = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"]["fedqssl"])
         return {str(k): str(v) for k, v in metadata.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ContainerError("the model's description cannot be read") from error
 
 
@@ -135,10 +137,10 @@ def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES) -> Non
         ContainerError: for anything else than the right bytes; the model is then unchanged.
     """
     blob = check_bytes(data, max_bytes)
-    header, wanted = read_header(data), _describe(model)
-    for key, what in (("fingerprint", "architecture"), ("bits", "bits"), ("gradient_bits", "gradient bits")):
-        if header.get(key) != wanted[key]:
-            raise ContainerError(f"{what} {header.get(key)} in the bytes, {wanted[key]} in the model")
+    header, wanted = read_header(data, max_bytes), _describe(model)
+    for key, found in wanted.items():
+        if header.get(key) != found:
+            raise ContainerError(f"{key.replace('_', ' ')} {header.get(key)} in the bytes, {found} in the model")
     try:
         tensors = safetensors.torch.load(blob)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
@@ -157,12 +159,11 @@ def from_bytes(data: bytes, architecture: nn.Module, max_bytes: int = MAX_BYTES)
     """The low-bit model in a container, given the float module it was converted from (its weights do not matter)."""
     from fedqssl.lowbit.convert import to_lowbit
 
-    header = read_header(data)
+    header = read_header(data, max_bytes)
     try:
-        bits, options = int(header["bits"]), json.loads(header["options"])
-        precision = Precision(bits, bits, int(header["gradient_bits"]))
-        model = to_lowbit(architecture, precision, LowBitOptions(**options))
-    except (KeyError, ValueError, TypeError) as error:
+        precision = Precision(*(int(header[key]) for key in ("bits", "activation_bits", "gradient_bits")))
+        model = to_lowbit(architecture, precision, LowBitOptions(**json.loads(header["options"])))
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise ContainerError(f"the model's description is not valid: {error}") from error
     load_bytes(model, data, max_bytes)
     return model

@@ -21,6 +21,7 @@ from fedqssl.lowbit.precision import LowBitOptions, Precision
 _WEIGHTS = (nn.Conv2d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _RELU_FUNCTIONS = (torch.relu, torch.relu_, F.relu, F.relu_)
+_PICKING_FUNCTIONS = (torch.flatten, torch.reshape, F.max_pool2d, F.adaptive_max_pool2d, torch.max_pool2d)
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 
 
@@ -59,7 +60,7 @@ def to_lowbit(
     unknown = sorted(name for name in skip if name not in dict(model.named_modules()))
     if unknown:
         raise ConversionError(f"skip names no module of the model: {', '.join(unknown)}")
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model).float()
     if isinstance(model, (*_WEIGHTS, *_NORMS)):
         model = nn.Sequential(model)  # a bare layer: tracing would look inside it
     try:
@@ -73,6 +74,7 @@ def to_lowbit(
     _check(traced, skip)
     builder = _Builder(traced, precision, options or LowBitOptions(), skip)
     builder.convert()
+    traced.meta["fedqssl"] = (precision, builder.options)  # for the container; deep copies keep it
     return traced
 
 
@@ -149,6 +151,10 @@ class _Builder:
         adds = adds or (node.op == "call_method" and node.target in ("add", "add_"))
         return adds and len(node.args) == 2 and all(isinstance(a, fx.Node) for a in node.args) and not node.kwargs
 
+    def _is_join(self, node: fx.Node) -> bool:
+        """A residual sum that only the ReLU behind it reads."""
+        return self._is_add(node) and len(node.users) == 1
+
     def _set(self, name: str, module: nn.Module) -> None:
         module.train(self.traced.training)
         self.traced.add_submodule(name, module)
@@ -170,23 +176,23 @@ class _Builder:
         kind = LowBitConv2d if isinstance(layer, nn.Conv2d) else LowBitLinear
         self._set(str(node.target), kind(layer, self.precision, self.options, absorbed, own))  # type: ignore[arg-type]
 
-    def _replace_norm(self, node: fx.Node, activate: bool) -> None:
+    def _replace_norm(self, node: fx.Node, activate: bool, join: bool = False) -> None:
         norm = _module(node, self.traced)
         assert isinstance(norm, _NORMS)
         layer = _module(node.args[0], self.traced) if isinstance(node.args[0], fx.Node) else None
         quantizes = isinstance(layer, (LowBitConv2d, LowBitLinear)) and not layer.quantizes_gradient
-        self._set(str(node.target), LowBitNorm(norm, self.precision, self.options, activate, quantizes))
+        self._set(str(node.target), LowBitNorm(norm, self.precision, self.options, activate, quantizes, join))
 
     def _replace_relu(self, relu: fx.Node) -> None:
         """Fuse ``relu``, ``relu(bn(.))`` and ``relu(bn(.) + other)`` into one module."""
         source = relu.args[0]
         assert isinstance(source, fx.Node)
         if self.precision.full:
-            self._call_new(relu, ClippedReLU(self.options), (source,), "relu")
+            self._call_new(relu, ClippedReLU(self.options, self._is_join(source)), (source,), "relu")
             return
         residual: fx.Node | None = None
         add = None
-        if self._is_add(source) and len(source.users) == 1:
+        if self._is_join(source) and source.args[0] is not source.args[1]:
             add = source
             left, right = source.args
             assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
@@ -197,10 +203,10 @@ class _Builder:
         if self.options.activation_quantizer == "tanh":
             made = self._call_new(relu, TanhCodes(self.precision), arguments, "activation")
         elif self._fusible(source):
-            self._replace_norm(source, activate=True)
+            self._replace_norm(source, activate=True, join=residual is not None)
             made = self._move(source, relu, (source.args[0], *arguments[1:]))
         else:
-            bare = LowBitNorm(None, self.precision, self.options, activate=True, quantizes_gradient=False)
+            bare = LowBitNorm(None, self.precision, self.options, True, False, join=add is not None)
             made = self._call_new(relu, bare, arguments, "activation")
         if add is not None and not add.users:
             self.graph.erase_node(add)
@@ -251,7 +257,7 @@ class _Builder:
         if is_input:
             module = InputCodes(self.precision, self.options)
         else:
-            module = RangeCodes(self.precision)
+            module = RangeCodes(self.precision, top=self._top(source))
         name = f"lowbit_codes_{self.fresh}"
         self.fresh += 1
         self._set(name, module)
@@ -262,6 +268,26 @@ class _Builder:
         for user in later:  # other low-bit layers that read the same tensor share the codes
             if isinstance(_module(user, self.traced), (LowBitConv2d, LowBitLinear)):
                 user.replace_input_with(source, made)
+
+    def _top(self, node: fx.Node) -> float | None:
+        """The activation's largest value, if ``node`` only picks or reshapes an activation's entries."""
+        while node not in self.codes:
+            picks = node.op == "call_method" and node.target in (
+                "flatten",
+                "view",
+                "reshape",
+                "contiguous",
+                "to_tensor",
+            )
+            picks = picks or (node.op == "call_function" and node.target in _PICKING_FUNCTIONS)
+            picks = picks or self._is_a(node, (nn.MaxPool2d, nn.AdaptiveMaxPool2d, nn.Flatten))
+            if not picks or not node.all_input_nodes:
+                return None
+            node = node.all_input_nodes[0]
+        module = _module(node, self.traced)
+        if isinstance(module, LowBitNorm):
+            return module.clip
+        return 1.0 if isinstance(module, TanhCodes) else None
 
     def _decode(self, source: fx.Node, node: fx.Node) -> None:
         with self.graph.inserting_before(node):

@@ -281,7 +281,9 @@ def _backward_coefficients(
     mul = ctx.inverse_std if gamma is None else ctx.inverse_std * gamma.double()
     if not ctx.batch_statistics:
         return mul.float(), torch.zeros_like(mul).float(), torch.zeros_like(mul).float()
-    return mul.float(), (-mul * sum_gx / count).float(), (-mul * sum_g / count).float()
+    # A constant channel has x_hat = 0, which the kept grid does not have; 1/std would blow its rounding up.
+    varies = ctx.inverse_std.square() * ctx.layer.eps < 0.5
+    return mul.float(), torch.where(varies, -mul * sum_gx / count, 0.0).float(), (-mul * sum_g / count).float()
 
 
 class QuantizeRange(torch.autograd.Function):
@@ -291,7 +293,7 @@ class QuantizeRange(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bits: int, extent: tuple[float, float], box: list[Activation]) -> Tensor:
         """Returns the thread of the activation that is left in ``box``."""
         low, high = extent
-        x = x.detach()
+        x = x.detach().float()
         step = (high - low) / (2**bits - 1) if high > low else 1.0
         code = Code(bits, step, low, x.shape)
         packed = pack_values(x, code)

@@ -105,6 +105,7 @@ class LowBitNorm(nn.Module):
         options: clip and kept bits.
         activate: a clipped ReLU and quantization follow; else floats come out.
         quantizes_gradient: its input comes straight from a low-bit layer, whose gradient it quantizes.
+        join: a residual is added before the activation.
     """
 
     running_mean: Tensor | None
@@ -118,8 +119,10 @@ class LowBitNorm(nn.Module):
         options: LowBitOptions,
         activate: bool,
         quantizes_gradient: bool,
+        join: bool = False,
     ) -> None:
         super().__init__()
+        self.clip = options.clip(join)
         self.precision, self.options = precision, options
         self.activate, self.quantizes_gradient = activate, quantizes_gradient
         self.finite = True
@@ -136,6 +139,11 @@ class LowBitNorm(nn.Module):
 
     def forward(self, y: Tensor, residual: Tensor | Activation | None = None) -> Tensor | Activation:
         """Floats (N, C, ...) to an :class:`Activation`, or to floats if there is no activation."""
+        if residual is not None and residual.shape != y.shape:
+            if isinstance(residual, Activation):
+                residual = residual.to_tensor()
+            y, residual = torch.broadcast_tensors(y, residual)  # type: ignore[no-untyped-call]
+        y = y.float()
         codes = residual if isinstance(residual, Activation) else None
         joined = codes.thread if codes is not None else residual
         box: list[Activation] = []
@@ -158,8 +166,8 @@ class LowBitNorm(nn.Module):
             residual_values = to_rows(residual)
         return NormAct(
             bits=bits,
-            scale=top / self.options.activation_clip,
-            step=self.options.activation_clip / top if bits else 0.0,
+            scale=top / self.clip,
+            step=self.clip / top if bits else 0.0,
             hat_bits=hat_bits,
             hat_step=HAT_STEPS.get(hat_bits, 1.0),
             save=save,
@@ -242,22 +250,23 @@ class RangeCodes(nn.Module):
     """Codes for a float tensor that enters a low-bit layer without an activation function before it (pooled features).
 
     The grid spans the running range of the data (an exponential average of each batch's extremes, starting with the first);
-    ranges that never go below zero start at zero.
+    ranges that never go below zero start at zero. With ``top`` it is ``[0, top]`` for good: behind operators that only pick or
+    reshape activations (flatten, max-pool), whose codes it then finds again without loss.
     """
 
     low: Tensor
     high: Tensor
 
-    def __init__(self, precision: Precision, momentum: float = 0.1) -> None:
+    def __init__(self, precision: Precision, momentum: float = 0.1, top: float | None = None) -> None:
         super().__init__()
-        self.bits, self.momentum = precision.activation, momentum
+        self.bits, self.momentum, self.fixed = precision.activation, momentum, top is not None
         self.register_buffer("low", torch.zeros(()))
-        self.register_buffer("high", torch.zeros(()))
+        self.register_buffer("high", torch.tensor(top or 0.0))
 
     def forward(self, x: Tensor) -> Activation:
         """Floats to codes."""
-        if self.training:
-            self._track(x.detach())
+        if self.training and not self.fixed:
+            self._track(x.detach().float())
         box: list[Activation] = []
         extent = float(self.low), float(self.high)
         out: Tensor = QuantizeRange.apply(x, self.bits, extent, box)  # type: ignore[no-untyped-call]

@@ -69,12 +69,16 @@ def bit_conv2d(
     """
     _check_codes(x, x_bits)
     _check_codes(w, w_bits)
-    if ops(x, w) is not native:
-        out = _conv_planes(x, w, x_bits, w_bits, list(stride), list(padding), list(dilation)) * scale
-        return out.float().contiguous(memory_format=torch.channels_last)
+    if x.dim() != 4 or w.dim() != 4 or x.shape[1] != w.shape[1]:
+        raise ValueError(f"channels do not match: input {tuple(x.shape)}, weight {tuple(w.shape)}")
     size = [
         (x.shape[2 + d] + 2 * padding[d] - dilation[d] * (w.shape[2 + d] - 1) - 1) // stride[d] + 1 for d in range(2)
     ]
+    if min(size) < 1:
+        raise ValueError(f"a kernel of {tuple(w.shape[2:])} is larger than the padded input {tuple(x.shape[2:])}")
+    if ops(x, w) is not native:
+        out = _conv_planes(x, w, x_bits, w_bits, list(stride), list(padding), list(dilation)) * scale
+        return out.float().contiguous(memory_format=torch.channels_last)
     out = torch.empty(x.shape[0], *size, w.shape[0])  # (N, OH, OW, O)
     x_rows, w_rows = x.permute(0, 2, 3, 1).contiguous(), w.permute(0, 2, 3, 1).contiguous()
     native.bit_conv2d(x_rows, w_rows, out, (*stride, *padding, *dilation), (x_bits, w_bits), scale)

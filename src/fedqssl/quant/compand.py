@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedqssl.quant.kernels.reference import code_dtype
-from fedqssl.quant.rounding import Rounding, check_bits, round_to_grid
+from fedqssl.quant.rounding import SNAP, Rounding, check_bits, round_to_grid
 from fedqssl.quant.tensor import QuantizedTensor
 
 MAX_SCALE = 1 - 2.0**-20
@@ -43,7 +43,8 @@ class Compander:
 
 
 def _tanh_slope(y: Tensor) -> Tensor:
-    return torch.ones_like(y).sub(y.square())
+    slope: Tensor = 1 - y.square()
+    return slope
 
 
 TANH = Compander("tanh", torch.tanh, torch.atanh, _tanh_slope, limit=MAX_SCALE)
@@ -54,7 +55,8 @@ COMPANDERS = {c.name: c for c in (TANH, IDENTITY)}
 def levels(bits: int, device: torch.device | None = None) -> Tensor:
     """All levels ``2k / (2^s - 1) - 1`` of s bits, in float64."""
     top = 2 ** check_bits(bits) - 1
-    return torch.arange(-top, top + 1, 2, dtype=torch.float64, device=device) / top
+    odd = torch.arange(-top, top + 1, 2, dtype=torch.float64, device=device)
+    return odd.div(top)
 
 
 def compand_scale(x: Tensor, compander: Compander = TANH) -> float:
@@ -62,6 +64,8 @@ def compand_scale(x: Tensor, compander: Compander = TANH) -> float:
     if x.numel() == 0:
         return 0.0
     m = compander.forward(x.detach().double()).abs().max().to(torch.float32)
+    if not bool(torch.isfinite(m)):
+        raise ValueError("cannot quantize weights that hold NaN or infinity")
     return min(float(m), compander.limit)
 
 
@@ -85,6 +89,7 @@ def compand_codes(
     rounding is to the nearest level in both.
     """
     top = 2 ** check_bits(bits) - 1
+    snap = SNAP if x.dtype == torch.float64 else max(SNAP, top * 2.0**-23)  # float32 parameters carry more noise
     x = x.detach().double()
     if scale == 0:
         t = torch.full_like(x, top / 2)
@@ -92,9 +97,9 @@ def compand_codes(
     t = (compander.forward(x) / scale + 1) * (top / 2)
     if domain == "value" and rounding == "stochastic":
         centres = compand_values(bits, scale, compander, x.device)
-        codes = round_to_grid(t, top, rounding, generator, centres, x)
+        codes = round_to_grid(t, top, rounding, generator, centres, x, snap)
     else:
-        codes = round_to_grid(t, top, rounding, generator)
+        codes = round_to_grid(t, top, rounding, generator, snap=snap)
     return codes.to(torch.int32).to(code_dtype(bits))
 
 

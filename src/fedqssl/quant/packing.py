@@ -24,11 +24,13 @@ def packed_size(n: int, bits: int) -> int:
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Pack integer codes in ``0..2^bits - 1`` of any shape into a flat uint8 tensor."""
     check_bits(bits)
-    if codes.dtype not in (torch.uint8, torch.uint16):
-        wide = codes.to(torch.int64)
-        if wide.numel() and not bool(((wide >= 0) & (wide < 2**bits)).all()):
+    if codes.is_floating_point() or codes.is_complex():
+        raise ValueError(f"codes are integers, not {codes.dtype}; round them first")
+    if codes.dtype != torch.uint8 or bits < 8:
+        wide = codes.to(torch.int64) if codes.dtype != torch.uint8 else codes
+        if wide.numel() and not (int(wide.min()) >= 0 and int(wide.max()) < 2**bits):
             raise ValueError(f"codes of {bits} bits must lie in 0..{2**bits - 1}")
-        codes = wide.to(torch.int32).to(torch.uint8 if bits <= 8 else torch.uint16)
+        codes = codes.to(torch.int32).to(torch.uint8 if bits <= 8 else torch.uint16)
     packed: Tensor = ops(codes).pack(codes.flatten(), bits)
     return packed
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedqssl.quant.kernels import ops
+from fedqssl.quant.kernels import native, ops
 from fedqssl.quant.kernels.reference import code_dtype
 from fedqssl.quant.kernels.types import KeyTable
 from fedqssl.quant.rounding import Rounding, check_bits, check_rounding, uniform_like
@@ -115,8 +115,17 @@ def quantile_round(
     method: Method = "auto",
     rounding: Rounding = "nearest",
     generator: torch.Generator | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """The float view of :func:`quantile_quantize`, without making the codes."""
+    """The float view of :func:`quantile_quantize`, without making the codes; into ``out`` (may be x) if given."""
+    if out is not None:
+        if out.shape != x.shape or out.dtype != torch.float32 or not out.is_contiguous():
+            raise ValueError(f"out must be a contiguous float32 tensor of shape {tuple(x.shape)}")
+        flat = _prepare(x)
+        if ops(flat) is native and _resolve(method, flat.numel()) == "key16" and rounding == "nearest":
+            native.table_apply(flat, _key_table(flat, check_bits(bits)), out=out)
+            return out
+        return out.copy_(quantile_round(x, bits, method, rounding, generator))
     flat = _prepare(x)
     if flat.numel() > 2 ** check_bits(bits) and rounding == "nearest":
         if _resolve(method, flat.numel()) == "key16":

@@ -42,12 +42,13 @@ def round_to_grid(
     generator: torch.Generator | None = None,
     centres: Tensor | None = None,
     values: Tensor | None = None,
+    snap: float = SNAP,
 ) -> Tensor:
     """Round ``t``, measured in cells from the lowest level, to an integer in 0..top (as floats of t's type).
 
     ``nearest`` is round half to even. ``stochastic`` takes the upper neighbour with probability ``p``:
     ``p = t - floor(t)``, unbiased for t; or, given the ``centres`` of a non-uniform codebook and the ``values`` to be
-    rounded, ``p = (x - v_k) / (v_{k+1} - v_k)``, unbiased for x (Assumption 1).
+    rounded, ``p = (x - v_k) / (v_{k+1} - v_k)``, unbiased for x (Assumption 1). Within ``snap`` cells of a level, t is on it.
     """
     check_rounding(rounding)
     t = torch.nan_to_num(t, nan=0.0, posinf=float(top), neginf=0.0).clamp(0, top)
@@ -62,4 +63,4 @@ def round_to_grid(
         p = (values - v) / (centres[(k + 1).clamp(max=top)] - v).clamp(min=torch.finfo(t.dtype).tiny)
         low = k.to(t.dtype)
     up = low + (uniform_like(t, generator) < p).to(t.dtype)
-    return torch.where((t - nearest).abs() <= SNAP, nearest, up).clamp(0, top)
+    return torch.where((t - nearest).abs() <= snap, nearest, up).clamp(0, top)

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from fedqssl.quant.kernels import native, reference
 
+_NATIVE_DTYPES = (torch.float32, torch.uint8, torch.uint16, torch.int8)
 _CHOICES = ("auto", "native", "torch")
 _choice = os.environ.get("FEDQSSL_KERNELS", "auto").strip().lower() or "auto"
 if _choice not in _CHOICES:
@@ -27,9 +29,8 @@ def ops(*tensors: Tensor | None) -> ModuleType:
     """The backend for these tensors: compiled if all are float32 or integers on the CPU, else plain torch."""
     if _choice == "torch" or not native.available():
         return reference
-    if any(t is not None and t.device.type != "cpu" for t in tensors):
-        return reference
-    return native
+    fits = all(t is None or (t.device.type == "cpu" and t.dtype in _NATIVE_DTYPES) for t in tensors)
+    return native if fits else reference
 
 
 def backend_name() -> str:
@@ -43,6 +44,8 @@ def use(choice: str) -> Iterator[None]:
     global _choice
     if choice not in _CHOICES:
         raise ValueError(f"kernels {choice!r}: choose one of {', '.join(_CHOICES)}")
+    if choice == "native" and not native.available():
+        raise ValueError(f"the compiled kernels cannot be used: {native.REASON}")
     before, _choice = _choice, choice
     try:
         yield

@@ -393,6 +393,8 @@ inline float interpolated(int64_t raw, int64_t rank, int64_t before, int64_t cou
 FQ_API int64_t fq_quantile_table(const uint32_t* hist, int64_t n, int bits, float low, float high, float* centres,
                                  uint32_t* index, float* values, uint16_t* codes, int64_t room) {
     const int64_t last = (int64_t(1) << bits) - 1;
+    low += 0.0f;  // -0 becomes +0
+    high += 0.0f;
     for (int64_t k = 0x7F80; k < 0x8000; ++k)
         if (hist[k] || hist[k | 0x8000]) return 0;
     int64_t i = 0, seen = 0, entries = 0;
@@ -407,8 +409,8 @@ FQ_API int64_t fq_quantile_table(const uint32_t* hist, int64_t n, int bits, floa
         }
         seen += count;
         int split = 0;
-        if (i - first > 1 && (raw & 0x7F80))
-            while (split < kMaxSplit && (int64_t(1) << split) < 2 * (i - first)) ++split;
+        if (raw & 0x7F80)
+            while (split < kMaxSplit && (int64_t(1) << split) < 4 * (i - first)) ++split;
         index[raw] = static_cast<uint32_t>(entries << 4 | split);
         entries += int64_t(1) << split;
         if (entries > room) return -1;
@@ -473,10 +475,10 @@ FQ_API void fq_table_apply(const float* x, int64_t n, const uint32_t* index, con
     }
 }
 
-constexpr int kMaxSpread = 2;
+constexpr int kMaxSpread = 3;
 
-// A short cut for tables whose keys are cut into at most 4 parts: one look-up with 18 bits instead of two with 16.
-// Returns the number of extra bits of the key (0 to 2), or -1 where some key is cut finer and by_key is left alone.
+// A short cut for tables whose keys are cut into at most 8 parts: one look-up with 19 bits instead of two with 16.
+// Returns the number of extra bits of the key (0 to 3), or -1 where some key is cut finer and by_key is left alone.
 FQ_API int fq_spread_table(const uint32_t* hist, const uint32_t* index, const float* values, float* by_key) {
     int extra = 0;
     for (int64_t k = 0; k < kKeys; ++k)

@@ -106,6 +106,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, "built from another version; reinstall fedqssl"
     if not library.fq_supported():
         return None, "this CPU has no AVX2 and BMI2"
+    if not all(hasattr(library, name) for name in _SIGNATURES):
+        return None, "built from another version; reinstall fedqssl"
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -182,7 +184,7 @@ def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
 
 def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
     """See :func:`.reference.quantile_table`; index entries of keys that do not occur are left undefined."""
-    room = _KEYS + 4 * 2**bits  # a key with c > 1 centres is cut into fewer than 4 c parts
+    room = _KEYS + 8 * 2**bits  # a key with c centres is cut into fewer than 8 c parts
     centres, values = _floats(2**bits), _floats(room)
     index, codes = torch.empty(_KEYS, dtype=torch.int32), torch.empty(room, dtype=torch.uint16)
     pointers = centres.data_ptr(), index.data_ptr(), values.data_ptr(), codes.data_ptr()
@@ -191,7 +193,7 @@ def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> 
         raise RuntimeError("quantile table overflow; please report this as a bug")
     if entries == 0:
         return None
-    by_key = _floats(4 * _KEYS)
+    by_key = _floats(8 * _KEYS)
     extra = _call("fq_spread_table", hist.data_ptr(), index.data_ptr(), values.data_ptr(), by_key.data_ptr())
     short = None if extra < 0 else (by_key, int(extra))
     return KeyTable(centres, index, values[:entries], codes[:entries], short)

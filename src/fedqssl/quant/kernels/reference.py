@@ -112,14 +112,15 @@ def _centres(raw: Tensor, count: Tensor, n: int, bits: int, low: float, high: fl
 def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
     """Centres ``Quantile(i / (2^bits - 1))`` to within a key, and the nearest one per part of a key; None if not finite."""
     device, last = hist.device, 2**bits - 1
+    low, high = low + 0.0, high + 0.0  # -0 becomes +0
     raw = _raw_keys(device)
     count = hist.to(torch.int64)[raw]
     if bool(count[(raw & 0x7F80) == 0x7F80].any()):
         return None
     raw, count = raw[count > 0], count[count > 0]
     centres, inside = _centres(raw, count, n, bits, low, high)
-    split = (2 * inside).double().log2().ceil().clamp(0, _MAX_SPLIT).to(torch.int64)
-    split = torch.where((inside > 1) & ((raw & 0x7F80) != 0), split, 0)
+    split = (4 * inside).clamp(min=1).double().log2().ceil().clamp(0, _MAX_SPLIT).to(torch.int64)
+    split = torch.where((raw & 0x7F80) != 0, split, 0)
     parts = 2**split
     start = parts.cumsum(0) - parts
     index = torch.zeros(_KEYS, dtype=torch.int64, device=device)
