@@ -176,19 +176,19 @@ class _Builder:
         kind = LowBitConv2d if isinstance(layer, nn.Conv2d) else LowBitLinear
         self._set(str(node.target), kind(layer, self.precision, self.options, absorbed, own))  # type: ignore[arg-type]
 
-    def _replace_norm(self, node: fx.Node, activate: bool, join: bool = False) -> None:
+    def _replace_norm(self, node: fx.Node, activate: bool) -> None:
         norm = _module(node, self.traced)
         assert isinstance(norm, _NORMS)
         layer = _module(node.args[0], self.traced) if isinstance(node.args[0], fx.Node) else None
         quantizes = isinstance(layer, (LowBitConv2d, LowBitLinear)) and not layer.quantizes_gradient
-        self._set(str(node.target), LowBitNorm(norm, self.precision, self.options, activate, quantizes, join))
+        self._set(str(node.target), LowBitNorm(norm, self.precision, self.options, activate, quantizes))
 
     def _replace_relu(self, relu: fx.Node) -> None:
         """Fuse ``relu``, ``relu(bn(.))`` and ``relu(bn(.) + other)`` into one module."""
         source = relu.args[0]
         assert isinstance(source, fx.Node)
         if self.precision.full:
-            self._call_new(relu, ClippedReLU(self.options, self._is_join(source)), (source,), "relu")
+            self._call_new(relu, ClippedReLU(self.options), (source,), "relu")
             return
         residual: fx.Node | None = None
         add = None
@@ -203,10 +203,10 @@ class _Builder:
         if self.options.activation_quantizer == "tanh":
             made = self._call_new(relu, TanhCodes(self.precision), arguments, "activation")
         elif self._fusible(source):
-            self._replace_norm(source, activate=True, join=residual is not None)
+            self._replace_norm(source, activate=True)
             made = self._move(source, relu, (source.args[0], *arguments[1:]))
         else:
-            bare = LowBitNorm(None, self.precision, self.options, True, False, join=add is not None)
+            bare = LowBitNorm(None, self.precision, self.options, True, False)
             made = self._call_new(relu, bare, arguments, "activation")
         if add is not None and not add.users:
             self.graph.erase_node(add)

@@ -61,12 +61,12 @@ def to_full(layer: nn.Conv2d | nn.Linear, options: LowBitOptions, absorbed: bool
 class ClippedReLU(nn.Module):
     """``c h(z) = clip(z, 0, c)``, or ``tanh(relu(z))``: the low-bit activation without rounding."""
 
-    def __init__(self, options: LowBitOptions, join: bool = False) -> None:
+    def __init__(self, options: LowBitOptions) -> None:
         super().__init__()
-        self.options, self.clip = options, options.clip(join)
+        self.options = options
 
     def forward(self, z: Tensor) -> Tensor:
         """Apply to floats."""
         if self.options.activation_quantizer == "tanh":
             return z.relu().tanh()
-        return F.hardtanh(z, 0.0, self.clip)  # no gradient at either end, as in the low-bit layers
+        return F.hardtanh(z, 0.0, self.options.activation_clip)  # no gradient at either end, as in the low-bit layers

@@ -105,7 +105,6 @@ class LowBitNorm(nn.Module):
         options: clip and kept bits.
         activate: a clipped ReLU and quantization follow; else floats come out.
         quantizes_gradient: its input comes straight from a low-bit layer, whose gradient it quantizes.
-        join: a residual is added before the activation.
     """
 
     running_mean: Tensor | None
@@ -119,10 +118,9 @@ class LowBitNorm(nn.Module):
         options: LowBitOptions,
         activate: bool,
         quantizes_gradient: bool,
-        join: bool = False,
     ) -> None:
         super().__init__()
-        self.clip = options.clip(join)
+        self.clip = options.activation_clip
         self.precision, self.options = precision, options
         self.activate, self.quantizes_gradient = activate, quantizes_gradient
         self.finite = True

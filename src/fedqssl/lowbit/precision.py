@@ -55,7 +55,6 @@ class LowBitOptions:
             ``literal`` Eq. 2 applied to its own output (drifts; for reference only).
         compander: ``tanh`` (the paper) or ``identity`` (uniform quantization).
         activation_clip: the c of the activation ``h(z) = clip(z / c, 0, 1)``; the same at every precision.
-        residual_clip: factor on c behind a residual join, where z is a sum of two terms.
         activation_quantizer: ``uniform`` (Sec. 3: h then quantize_s) or ``tanh`` (Algorithm 2, line 5:
             ``tanh(relu(z))``, then quantize_s).
         bn_saved_bits: bits of batch norm's normalized input that is kept for the backward pass, 1..8; by default one
@@ -67,7 +66,6 @@ class LowBitOptions:
     weights: Weights = "level"
     compander: str = "tanh"
     activation_clip: float = 4.0
-    residual_clip: float = 1.0
     activation_quantizer: Literal["uniform", "tanh"] = "uniform"
     bn_saved_bits: int | None = None
     gradient_rounding: Rounding = "nearest"
@@ -78,18 +76,13 @@ class LowBitOptions:
             raise ValueError(f"weights must be 'level', 'value' or 'literal', not {self.weights!r}")
         if self.compander not in COMPANDERS:
             raise ValueError(f"compander must be one of {sorted(COMPANDERS)}, not {self.compander!r}")
-        for name in ("activation_clip", "residual_clip"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, not {getattr(self, name)}")
+        if not 0 < self.activation_clip < float("inf"):
+            raise ValueError(f"activation_clip must be positive and finite, not {self.activation_clip}")
         if self.activation_quantizer not in ("uniform", "tanh"):
             raise ValueError(f"activation_quantizer must be 'uniform' or 'tanh', not {self.activation_quantizer!r}")
         if self.bn_saved_bits is not None and self.bn_saved_bits not in HAT_STEPS:
             raise ValueError(f"bn_saved_bits must be 1..8, not {self.bn_saved_bits!r}")
         check_rounding(self.gradient_rounding)
-
-    def clip(self, join: bool) -> float:
-        """C of an activation, by whether it stands behind a residual join."""
-        return self.activation_clip * (self.residual_clip if join else 1.0)
 
     def hat_bits(self, activation_bits: int) -> int:
         """Bits of the kept batch-norm input for activations of this many bits."""
