@@ -121,9 +121,9 @@ def key16_quantiles(g: Tensor, bits: int) -> Tensor:
 
 def _cut(key: int, centres_inside: int) -> int:
     """Log2 of the parts that a key is cut into."""
-    if centres_inside <= 1 or key & 0x7F80 == 0:
+    if centres_inside < 1 or key & 0x7F80 == 0:
         return 0
-    return min(int(np.ceil(np.log2(2 * centres_inside))), 10)
+    return min(int(np.ceil(np.log2(4 * centres_inside))), 10)
 
 
 def same_key(centre: np.ndarray, other: np.ndarray) -> np.ndarray:

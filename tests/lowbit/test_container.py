@@ -236,6 +236,7 @@ def test_size_for_resnet18_is_at_most_3_percent_over_the_codes():
         for weight in weights:
             weight.bits, weight.gradient_bits = bits, min(bits + 2, 16)
             weight.codes = torch.zeros(packed_size(weight.shape.numel(), bits), dtype=torch.uint8)
+        model.meta["fedqssl"] = (Precision.for_bits(bits), LowBitOptions())
         size = len(to_bytes(model))
         assert size <= 1.03 * bits / 32 * min(full, tensors), (bits, size / (bits / 32 * tensors))
 

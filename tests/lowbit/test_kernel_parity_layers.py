@@ -232,7 +232,7 @@ def assert_alike_in_most_seeds(run_both: Callable[[nn.Module, Tensor], list[dict
     and each backend by itself strictly with the reference (below, and in test_gradients).
     """
     apart = sorted(distance(*run_both(small_resnet(seed), images(12, 3, 9, seed))) for seed in range(3))
-    assert apart[1] <= 1e-2 and apart[2] <= 0.5, f"distances {apart}"
+    assert apart[1] <= 3e-2 and apart[2] <= 0.5, f"distances {apart}"
 
 
 @needs_native

@@ -24,7 +24,7 @@ from fedqssl.evaluation.probe import linear_probe
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
 from fedqssl.models import projector, resnet18
 from fedqssl.ssl.simclr import nt_xent
-from fedqssl.ssl.views import two_views
+from fedqssl.ssl.views import ViewConfig, two_views
 
 Progress = Callable[[str], None]
 
@@ -61,7 +61,8 @@ def _rate(step: int, steps: int, warmup: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1)))
 
 
-def _build(bits: int, recipe: Recipe, options: LowBitOptions, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(bits: int, recipe: Recipe, options: LowBitOptions, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """ResNet-18 with projector and its optimiser; 32 bits is plain torch in channels_last."""
     torch.manual_seed(seed)
     encoder = resnet18(recipe.width)
     model: nn.Module = nn.Sequential(encoder, projector(encoder.feature_dim))
@@ -99,10 +100,11 @@ def train_cell(
     recipe: Recipe,
     options: LowBitOptions,
     progress: Progress,
+    views: ViewConfig | None = None,
 ) -> Cell:
     """Train one model (``bits`` 0: do not train) and probe it on the whole test set."""
     started = time.process_time()
-    model, opt = _build(32 if bits == 0 else bits, recipe, options, seed)
+    model, opt = build(32 if bits == 0 else bits, recipe, options, seed)
     epochs = 0 if bits == 0 else recipe.epochs
     generator = torch.Generator().manual_seed(1000 + seed)
     per_epoch = len(train.images) // recipe.batch_size
@@ -117,7 +119,7 @@ def train_cell(
             for group in opt.param_groups:
                 group["lr"] = recipe.lr * _rate(epoch * per_epoch + i, steps, recipe.warmup_epochs * per_epoch)
             opt.zero_grad()
-            loss = nt_xent(model(two_views(batch, generator)), recipe.temperature)
+            loss = nt_xent(model(two_views(batch, generator, views)), recipe.temperature)
             torch.autograd.backward(loss)
             opt.step()
             total += float(loss.detach())

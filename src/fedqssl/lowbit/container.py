@@ -140,7 +140,8 @@ def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES) -> Non
     header, wanted = read_header(data, max_bytes), _describe(model)
     for key, found in wanted.items():
         if header.get(key) != found:
-            raise ContainerError(f"{key.replace('_', ' ')} {header.get(key)} in the bytes, {found} in the model")
+            what = "architecture" if key == "fingerprint" else key.replace("_", " ")
+            raise ContainerError(f"{what} {header.get(key)} in the bytes, {found} in the model")
     try:
         tensors = safetensors.torch.load(blob)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:

@@ -475,10 +475,10 @@ FQ_API void fq_table_apply(const float* x, int64_t n, const uint32_t* index, con
     }
 }
 
-constexpr int kMaxSpread = 3;
+constexpr int kMaxSpread = 4;
 
-// A short cut for tables whose keys are cut into at most 8 parts: one look-up with 19 bits instead of two with 16.
-// Returns the number of extra bits of the key (0 to 3), or -1 where some key is cut finer and by_key is left alone.
+// A short cut for tables whose keys are cut into at most 16 parts: one look-up with 20 bits instead of two with 16.
+// Returns the number of extra bits of the key (0 to 4), or -1 where some key is cut finer and by_key is left alone.
 FQ_API int fq_spread_table(const uint32_t* hist, const uint32_t* index, const float* values, float* by_key) {
     int extra = 0;
     for (int64_t k = 0; k < kKeys; ++k)

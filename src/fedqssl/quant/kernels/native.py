@@ -193,7 +193,7 @@ def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> 
         raise RuntimeError("quantile table overflow; please report this as a bug")
     if entries == 0:
         return None
-    by_key = _floats(8 * _KEYS)
+    by_key = _floats(16 * _KEYS)
     extra = _call("fq_spread_table", hist.data_ptr(), index.data_ptr(), values.data_ptr(), by_key.data_ptr())
     short = None if extra < 0 else (by_key, int(extra))
     return KeyTable(centres, index, values[:entries], codes[:entries], short)
