@@ -79,8 +79,8 @@ def exact_quantiles(g: Tensor, bits: int) -> Tensor:
 def key16_quantiles(g: Tensor, bits: int) -> Tensor:
     """The fast method: floats with equal upper 16 bits (one key) are spread evenly over their key's interval.
 
-    A key that holds c > 1 centres is cut into the smallest power of two >= 2c (at most 1024) equal parts; every float becomes the
-    centre nearest to the middle of its part. Denormals count as zero. The smallest and largest entry are centres.
+    Every key is cut into 1 (up to 6 bits), 2, 4, 8 or 16 (from 10 bits on) equal parts; every float becomes the centre nearest to
+    the middle of its part. Denormals count as zero. The smallest and largest entry are centres.
     """
     x = g.contiguous().flatten().numpy()
     n, last = len(x), 2**bits - 1
@@ -105,7 +105,7 @@ def key16_quantiles(g: Tensor, bits: int) -> Tensor:
     first, final = floats(k << 16).astype(np.float64), floats(k << 16 | 0xFFFF).astype(np.float64)
     centres = np.where(k & 0x7F80 == 0, 0.0, first + share * (final - first)).astype(np.float32).clip(low, high)
     centres[0], centres[last] = low, high
-    cuts = {int(raw): _cut(int(raw), int((k == raw).sum())) for raw in occurring}
+    cuts = {int(raw): min(max(bits - 6, 0), 4) for raw in occurring}
     keys, where = np.unique(key, return_inverse=True)
     shift = 16 - np.array([cuts[int(raw)] for raw in keys])[where]
     part, where = np.unique(word >> shift << shift, return_inverse=True)  # a part by its first pattern
@@ -117,13 +117,6 @@ def key16_quantiles(g: Tensor, bits: int) -> Tensor:
     for end in (low, high):  # their parts stand for them
         chosen[where[x == end]] = end
     return torch.from_numpy(chosen[where]).view(g.shape)
-
-
-def _cut(key: int, centres_inside: int) -> int:
-    """Log2 of the parts that a key is cut into."""
-    if centres_inside < 1 or key & 0x7F80 == 0:
-        return 0
-    return min(int(np.ceil(np.log2(4 * centres_inside))), 10)
 
 
 def same_key(centre: np.ndarray, other: np.ndarray) -> np.ndarray:

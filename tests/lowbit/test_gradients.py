@@ -17,7 +17,7 @@ from reference_model import (
 )
 from torch import Tensor, nn
 
-from fedqssl.lowbit import LowBitOptions, Precision, functions, scratch, to_lowbit
+from fedqssl.lowbit import LowBitOptions, Precision, scratch, to_lowbit
 from fedqssl.lowbit.full import ClippedReLU
 from fedqssl.quant.kernels import native, use
 
@@ -362,9 +362,9 @@ def test_forward_without_gradients_is_the_same(bits: int, training: bool) -> Non
 
 @pytest.mark.parametrize("bits", [2, 4, 12])
 def test_large_tensors_in_chunks_and_pooled_buffers(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a tiny ``LARGE``, convolutions run in chunks of 8 images and every buffer comes from the pool."""
-    monkeypatch.setattr(functions, "LARGE", 1)
-    monkeypatch.setattr(scratch, "LARGE", 1)
+    """With tiny limits, convolutions run in chunks of 8 images and every buffer comes from the pool."""
+    for limit in ("LARGE", "CHUNK", "CHUNK_FROM"):
+        monkeypatch.setattr(scratch, limit, 1)
     model = randomize(Residual(5, 12, 2))
     lowbit = convert(model, bits)
     check_against_reference(model, lowbit, images(19, 3, 5), bits, absorbed=RESIDUAL_ABSORBED, ranged={"fc"})

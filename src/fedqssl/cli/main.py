@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedqssl import __version__
-from fedqssl.cli import bench, doctor
+from fedqssl.cli import bench, config, doctor, listing, run
 
 app = typer.Typer(
     name="fedqssl",
@@ -20,6 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app, name="bench")
+app.command("run")(run.run)
+app.command("config")(config.config)
+app.command("list")(listing.show)
 app.command("doctor")(doctor.doctor)
 
 

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedqssl.lowbit import scratch
 from fedqssl.lowbit.activation import Activation, Code, Sink, from_rows, pack_values, thread, to_rows, unpack_values
-from fedqssl.lowbit.scratch import LARGE, POOL
+from fedqssl.lowbit.scratch import POOL
 from fedqssl.quant import bit_conv2d, quantile_round
 from fedqssl.quant.kernels import intconv, native, ops
 from fedqssl.quant.kernels.types import NormAct
@@ -23,6 +24,9 @@ from fedqssl.quant.packing import pack, packed_size
 
 if TYPE_CHECKING:
     from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm
+
+BIT_CHANNELS = range(32, 128)
+"""Input channels for which the bit kernel beats integer convolution at 1 bit (see docs/performance.md)."""
 
 Grads = tuple[Tensor | None, ...]
 
@@ -45,11 +49,17 @@ def integer_path(x_bits: int, layer: LowBitConv2d) -> bool:
     return layer.weight.integral and intconv.fits(2**x_bits - 1, 2**layer.weight.bits - 1) and intconv.available()
 
 
+def bit_path(x: Activation, layer: LowBitConv2d) -> bool:
+    """Whether AND and bit count is the fastest way: one bit by one bit, enough channels to fill words."""
+    one = x.bits == 1 and layer.weight.bits == 1
+    return one and layer.groups == 1 and x.shape[1] in BIT_CHANNELS and ops() is native
+
+
 def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
     """Forward convolution of codes by the fastest exact path: bit counts at 1 bit, integers up to 7, else floats."""
     steps = layer.stride, layer.padding, layer.dilation
     if x.codes is not None and layer.weight.integral and x.codes.device.type == "cpu":
-        if x.bits == 1 and layer.weight.bits == 1 and layer.groups == 1 and ops() is native:
+        if bit_path(x, layer):
             scale = layer.weight.integers()[1] * x.step
             return bit_conv2d(x.codes, layer.weight.unpacked(), 1, 1, *steps, scale)
         if integer_path(x.bits, layer):
@@ -60,18 +70,24 @@ def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
 
 
 def _chunk_images(shape: torch.Size) -> int:
-    """Images per chunk of a float tensor: about half of ``LARGE``, a multiple of 8 so that chunks start on a byte."""
-    per_image = 4 * shape[1:].numel()
-    return max(LARGE // 2 // per_image // 8 * 8, 8)
+    """Images per chunk of a float tensor: all of a small one, else a multiple of 8 so that chunks start on a byte."""
+    if 4 * shape.numel() < scratch.CHUNK_FROM:
+        return max(shape[0], 1)
+    return max(scratch.CHUNK // (4 * shape[1:].numel()) // 8 * 8, 8)
 
 
-def _in_chunks(x: Tensor, operator: Callable[[Tensor], Tensor], into: Tensor | None = None) -> Tensor:
-    """``operator`` of x, image chunk by image chunk if its output is large, in a pooled buffer (or added to ``into``)."""
+def _in_chunks(
+    x: Tensor, operator: Callable[[Tensor], Tensor], into: Tensor | None = None, overwrite: bool = False
+) -> Tensor:
+    """``operator`` of x, image chunk by image chunk if its output is large, in a pooled buffer.
+
+    Or added to ``into``; or, with ``overwrite``, in the place of x itself, whose chunks are done with as they are read.
+    """
     count = _chunk_images(x.shape)
     if x.device.type != "cpu" or x.shape[0] <= count:
         part = operator(x)
         return part if into is None else into.add_(part)
-    out = into
+    out = x if overwrite else into
     for start in range(0, x.shape[0], count):
         part = operator(x[start : start + count])
         if out is None:
@@ -159,7 +175,9 @@ def _input_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d, into: Ten
         return _conv_backward(part, x, w, layer, stride, 0)
 
     if not _strided_pointwise(layer):
-        return _in_chunks(g, backward, into)
+        # Behind a batch norm, g is that layer's own output and nobody reads it again.
+        overwrite = into is None and not layer.quantizes_gradient and g.shape == shape
+        return _in_chunks(g, backward, into, overwrite)
     out = into if into is not None else from_rows(POOL.take(shape.numel(), g.device), shape).zero_()
     out[:, :, :: layer.stride[0], :: layer.stride[1]] += backward(g, tuple(g.shape[2:]), (1, 1))
     return out

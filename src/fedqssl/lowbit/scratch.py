@@ -13,6 +13,11 @@ from torch import Tensor
 LARGE = 8 << 20
 """Tensors of at least this many bytes come from the pool; smaller ones are reused well enough by malloc itself."""
 
+CHUNK_FROM = 20 << 20
+CHUNK = 4 << 20
+"""Float tensors from ``CHUNK_FROM`` bytes on are convolved in chunks of about ``CHUNK`` bytes, which stay in cache; below that
+malloc reuses memory by itself, and whole batches are faster."""
+
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 

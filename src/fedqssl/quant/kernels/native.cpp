@@ -16,7 +16,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-FQ_API int fq_abi_version() { return 1; }
+FQ_API int fq_abi_version() { return 2; }
 
 FQ_API int fq_supported() {
     __builtin_cpu_init();
@@ -354,8 +354,6 @@ FQ_API void fq_key_histogram(const float* x, int64_t n, uint32_t* hist, float* r
 
 namespace {
 
-constexpr int kMaxSplit = 10;
-
 inline int64_t raw_key(int64_t order) { return order >= 0x8000 ? order - 0x8000 : 0xFFFF - order; }
 
 inline float float_of(uint32_t bits) {
@@ -387,33 +385,25 @@ inline float interpolated(int64_t raw, int64_t rank, int64_t before, int64_t cou
 }  // namespace
 
 // The quantile quantizer over keys. centres[i] = Quantile(i / (2^bits - 1)) as the inverted CDF, to within a key, first and
-// last exact. The interval of every key that occurs is cut into 2^split equal parts, finer where more centres lie;
-// index[key] = start << 4 | split, and entry start + (lower 16 bits >> (16 - split)) of values and codes is the nearest
-// centre of a part and its code. Returns the number of entries, 0 if something is not finite; -1 if there is no room.
-FQ_API int64_t fq_quantile_table(const uint32_t* hist, int64_t n, int bits, float low, float high, float* centres,
-                                 uint32_t* index, float* values, uint16_t* codes, int64_t room) {
-    const int64_t last = (int64_t(1) << bits) - 1;
+// last exact. Floats that share their upper 16 + extra bits share an entry of values and codes: the centre nearest to the
+// middle of their interval, and its code; entries that do not occur are left alone. Returns 1 if something is not finite.
+FQ_API int fq_quantile_table(const uint32_t* hist, int64_t n, int bits, int extra, float low, float high, float* centres,
+                             float* values, uint16_t* codes) {
+    const int64_t last = (int64_t(1) << bits) - 1, parts = int64_t(1) << extra;
     low += 0.0f;  // -0 becomes +0
     high += 0.0f;
     for (int64_t k = 0x7F80; k < 0x8000; ++k)
-        if (hist[k] || hist[k | 0x8000]) return 0;
-    int64_t i = 0, seen = 0, entries = 0;
-    for (int64_t order = 0; order < kKeys; ++order) {
+        if (hist[k] || hist[k | 0x8000]) return 1;
+    int64_t i = 0, seen = 0;
+    for (int64_t order = 0; order < kKeys && i <= last; ++order) {
         const int64_t raw = raw_key(order), count = hist[raw];
         if (!count) continue;
-        const int64_t first = i;
         for (; i <= last; ++i) {
             const int64_t rank = i == 0 ? 1 : (i * n + last - 1) / last;
             if (rank > seen + count) break;
             centres[i] = clamped(interpolated(raw, rank, seen, count), low, high);
         }
         seen += count;
-        int split = 0;
-        if (raw & 0x7F80)
-            while (split < kMaxSplit && (int64_t(1) << split) < 4 * (i - first)) ++split;
-        index[raw] = static_cast<uint32_t>(entries << 4 | split);
-        entries += int64_t(1) << split;
-        if (entries > room) return -1;
     }
     centres[0] = low;
     centres[last] = high;
@@ -421,79 +411,29 @@ FQ_API int64_t fq_quantile_table(const uint32_t* hist, int64_t n, int bits, floa
     for (int64_t order = 0; order < kKeys; ++order) {
         const int64_t raw = raw_key(order);
         if (!hist[raw]) continue;
-        const int split = index[raw] & 15;
-        const int64_t start = index[raw] >> 4, parts = int64_t(1) << split;
         for (int64_t p = 0; p < parts; ++p) {
             const int64_t q = raw & 0x8000 ? parts - 1 - p : p;  // ascending values
-            const float v = clamped(part_value(raw, q, split), low, high);
+            const float v = clamped(part_value(raw, q, extra), low, high);
             while (at < last && centres[at] < v) ++at;
             const int64_t down = at ? at - 1 : at;
-            codes[start + q] = static_cast<uint16_t>(v - centres[down] <= centres[at] - v ? down : at);
+            codes[raw << extra | q] = static_cast<uint16_t>(v - centres[down] <= centres[at] - v ? down : at);
         }
     }
     const float ends[2] = {low, high};
-    for (int e = 0; e < 2; ++e) {  // the parts that hold the end points stand for them exactly
-        uint32_t b;
-        std::memcpy(&b, &ends[e], 4);
-        for (uint32_t sign = 0; sign <= (ends[e] == 0 ? 0x80000000u : 0u) && sign <= 0x80000000u; sign += 0x80000000u) {
-            const uint32_t v = ends[e] == 0 ? sign : b, raw = v >> 16;
-            if (hist[raw]) codes[(index[raw] >> 4) + ((v & 0xFFFF) >> (16 - (index[raw] & 15)))] = e ? last : 0;
-            if (sign) break;
-        }
+    for (int e = 0; e < 2; ++e) {  // the entries of the end points stand for them exactly; zero has two signs
+        uint32_t word;
+        std::memcpy(&word, &ends[e], 4);
+        codes[word >> (16 - extra)] = static_cast<uint16_t>(e ? last : 0);
+        if (ends[e] == 0) codes[0x80000000u >> (16 - extra)] = static_cast<uint16_t>(e ? last : 0);
     }
-    for (int64_t e = 0; e < entries; ++e) values[e] = centres[codes[e]];
-    return entries;
-}
-
-namespace {
-
-inline int64_t entry_of(float x, const uint32_t* index) {
-    uint32_t b;
-    std::memcpy(&b, &x, 4);
-    const uint32_t cell = index[b >> 16];
-    return (cell >> 4) + ((b & 0xFFFF) >> (16 - (cell & 15)));
-}
-
-}  // namespace
-
-// out[i] = the centre of x[i]; out may be x.
-FQ_API void fq_table_apply(const float* x, int64_t n, const uint32_t* index, const float* values, float* out, int threads) {
-    const __m256i low16 = _mm256_set1_epi32(0xFFFF), low4 = _mm256_set1_epi32(15), c16 = _mm256_set1_epi32(16);
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
-        const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
-        int64_t i = c0;
-        for (; i + 8 <= c1; i += 8) {
-            const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
-            const __m256i cell = _mm256_i32gather_epi32(reinterpret_cast<const int*>(index), _mm256_srli_epi32(b, 16), 4);
-            const __m256i shift = _mm256_sub_epi32(c16, _mm256_and_si256(cell, low4));
-            const __m256i part = _mm256_srlv_epi32(_mm256_and_si256(b, low16), shift);
-            const __m256i entry = _mm256_add_epi32(_mm256_srli_epi32(cell, 4), part);
-            _mm256_storeu_ps(out + i, _mm256_i32gather_ps(values, entry, 4));
-        }
-        for (; i < c1; ++i) out[i] = values[entry_of(x[i], index)];
-    }
-}
-
-constexpr int kMaxSpread = 4;
-
-// A short cut for tables whose keys are cut into at most 16 parts: one look-up with 20 bits instead of two with 16.
-// Returns the number of extra bits of the key (0 to 4), or -1 where some key is cut finer and by_key is left alone.
-FQ_API int fq_spread_table(const uint32_t* hist, const uint32_t* index, const float* values, float* by_key) {
-    int extra = 0;
     for (int64_t k = 0; k < kKeys; ++k)
-        if (hist[k] && static_cast<int>(index[k] & 15) > extra) extra = index[k] & 15;
-    if (extra > kMaxSpread) return -1;
-    for (int64_t k = 0; k < kKeys; ++k) {
-        if (!hist[k]) continue;
-        const int split = index[k] & 15;
-        for (int64_t q = 0; q < (1 << extra); ++q) by_key[k << extra | q] = values[(index[k] >> 4) + (q >> (extra - split))];
-    }
-    return extra;
+        if (hist[k])
+            for (int64_t q = k << extra; q < (k + 1) << extra; ++q) values[q] = centres[codes[q]];
+    return 0;
 }
 
-// out[i] = by_key[upper 16 + extra bits of x[i]]; out may be x.
-FQ_API void fq_key_apply(const float* x, int64_t n, const float* by_key, int extra, float* out, int threads) {
+// out[i] = values[upper 16 + extra bits of x[i]]; out may be x.
+FQ_API void fq_table_apply(const float* x, int64_t n, int extra, const float* values, float* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
         const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
@@ -501,21 +441,24 @@ FQ_API void fq_key_apply(const float* x, int64_t n, const float* by_key, int ext
         int64_t i = c0;
         for (; i + 8 <= c1; i += 8) {
             const __m256i key = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), shift);
-            _mm256_storeu_ps(out + i, _mm256_i32gather_ps(by_key, key, 4));
+            _mm256_storeu_ps(out + i, _mm256_i32gather_ps(values, key, 4));
         }
         for (; i < c1; ++i) {
             uint32_t b;
             std::memcpy(&b, x + i, 4);
-            out[i] = by_key[b >> (16 - extra)];
+            out[i] = values[b >> (16 - extra)];
         }
     }
 }
 
-// out[i] = the code of x[i]'s centre.
-FQ_API void fq_code_apply(const float* x, int64_t n, const uint32_t* index, const uint16_t* codes, uint16_t* out,
-                          int threads) {
+// out[i] = codes[upper 16 + extra bits of x[i]].
+FQ_API void fq_code_apply(const float* x, int64_t n, int extra, const uint16_t* codes, uint16_t* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < n; ++i) out[i] = codes[entry_of(x[i], index)];
+    for (int64_t i = 0; i < n; ++i) {
+        uint32_t b;
+        std::memcpy(&b, x + i, 4);
+        out[i] = codes[b >> (16 - extra)];
+    }
 }
 
 #include "native_norm.h"
@@ -523,6 +466,6 @@ FQ_API void fq_code_apply(const float* x, int64_t n, const uint32_t* index, cons
 
 #pragma GCC pop_options
 #else
-FQ_API int fq_abi_version() { return 1; }
+FQ_API int fq_abi_version() { return 2; }
 FQ_API int fq_supported() { return 0; }
 #endif

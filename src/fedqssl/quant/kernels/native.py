@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fedqssl.quant.kernels.reference import code_dtype
-from fedqssl.quant.kernels.types import KeyTable, Norm, NormAct, NormActResult
+from fedqssl.quant.kernels.types import KeyTable, Norm, NormAct, NormActResult, extra_bits
 
 NAME = "native"
-_ABI = 1
+_ABI = 2
 _KEYS = 1 << 16
 
 
@@ -72,13 +72,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "fq_unpack_table": (None, (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int)),
     "fq_key_histogram": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
     "fq_quantile_table": (
-        c_int64,
-        (c_void_p, c_int64, c_int, c_float, c_float, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+        c_int,
+        (c_void_p, c_int64, c_int, c_int, c_float, c_float, c_void_p, c_void_p, c_void_p),
     ),
-    "fq_table_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int)),
-    "fq_spread_table": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
-    "fq_key_apply": (None, (c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int)),
-    "fq_code_apply": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int)),
+    "fq_table_apply": (None, (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int)),
+    "fq_code_apply": (None, (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int)),
     "fq_norm_stats": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int)),
     "fq_norm_act": (None, (c_void_p,)),
     "fq_norm_backward_sums": (
@@ -183,39 +181,27 @@ def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
 
 
 def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
-    """See :func:`.reference.quantile_table`; index entries of keys that do not occur are left undefined."""
-    room = _KEYS + 8 * 2**bits  # a key with c centres is cut into fewer than 8 c parts
-    centres, values = _floats(2**bits), _floats(room)
-    index, codes = torch.empty(_KEYS, dtype=torch.int32), torch.empty(room, dtype=torch.uint16)
-    pointers = centres.data_ptr(), index.data_ptr(), values.data_ptr(), codes.data_ptr()
-    entries = _call("fq_quantile_table", hist.data_ptr(), n, bits, low, high, *pointers, room)
-    if entries < 0:
-        raise RuntimeError("quantile table overflow; please report this as a bug")
-    if entries == 0:
-        return None
-    by_key = _floats(16 * _KEYS)
-    extra = _call("fq_spread_table", hist.data_ptr(), index.data_ptr(), values.data_ptr(), by_key.data_ptr())
-    short = None if extra < 0 else (by_key, int(extra))
-    return KeyTable(centres, index, values[:entries], codes[:entries], short)
+    """See :func:`.reference.quantile_table`; entries that do not occur are left undefined."""
+    extra = extra_bits(bits)
+    centres, values = _floats(2**bits), _floats(_KEYS << extra)
+    codes = torch.empty(_KEYS << extra, dtype=torch.uint16)
+    pointers = centres.data_ptr(), values.data_ptr(), codes.data_ptr()
+    bad = _call("fq_quantile_table", hist.data_ptr(), n, bits, extra, low, high, *pointers)
+    return None if bad else KeyTable(centres, values, codes, extra)
 
 
 def table_apply(x: Tensor, table: KeyTable, out: Tensor | None = None) -> Tensor:
     """See :func:`.reference.table_apply`; ``out`` may be x."""
     out = torch.empty_like(x) if out is None else out
-    if table.by_key is not None:
-        by_key, extra = table.by_key
-        _call("fq_key_apply", x.data_ptr(), x.numel(), by_key.data_ptr(), extra, out.data_ptr(), _threads())
-        return out
-    pointers = table.index.data_ptr(), table.values.data_ptr(), out.data_ptr()
-    _call("fq_table_apply", x.data_ptr(), x.numel(), *pointers, _threads())
+    pointers = table.values.data_ptr(), out.data_ptr()
+    _call("fq_table_apply", x.data_ptr(), x.numel(), table.extra, *pointers, _threads())
     return out
 
 
 def code_apply(x: Tensor, table: KeyTable) -> Tensor:
     """See :func:`.reference.code_apply`."""
     out = torch.empty(x.numel(), dtype=torch.uint16)
-    pointers = table.index.data_ptr(), table.codes.data_ptr(), out.data_ptr()
-    _call("fq_code_apply", x.data_ptr(), x.numel(), *pointers, _threads())
+    _call("fq_code_apply", x.data_ptr(), x.numel(), table.extra, table.codes.data_ptr(), out.data_ptr(), _threads())
     return out
 
 

@@ -4,10 +4,13 @@ namespace {
 
 // Bit plane `plane` of `channels` codes, 8 per byte.
 inline void plane_bytes(const uint8_t* codes, int64_t channels, int plane, uint8_t* out) {
-    for (int64_t c = 0; c < channels; c += 8) {
+    const uint64_t bit = 0x0101010101010101ull << plane;
+    int64_t c = 0;
+    for (; c + 8 <= channels; c += 8) out[c / 8] = static_cast<uint8_t>(_pext_u64(load64(codes + c), bit));
+    if (c < channels) {
         uint64_t v = 0;
-        std::memcpy(&v, codes + c, channels - c < 8 ? channels - c : 8);
-        out[c / 8] = static_cast<uint8_t>(_pext_u64(v, 0x0101010101010101ull << plane));
+        std::memcpy(&v, codes + c, channels - c);
+        out[c / 8] = static_cast<uint8_t>(_pext_u64(v, bit));
     }
 }
 
@@ -46,7 +49,7 @@ namespace {
 
 // The window of one output pixel in one plane: taps in order (row, column), cb bytes each; outside the image is zero.
 // Rows inside the image are copied eight bytes at a time past their end: the next row, or clear_tail, overwrites the excess.
-void bit_window(const BitConvArgs& p, const uint8_t* plane, int64_t cb, int64_t oh, int64_t ow, uint8_t* out) {
+inline void bit_window(const BitConvArgs& p, const uint8_t* plane, int64_t cb, int64_t oh, int64_t ow, uint8_t* out) {
     const int64_t w0 = ow * p.stride_w - p.pad_w, row_bytes = p.KW * cb;
     const bool inside = p.dil_w == 1 && w0 >= 0 && w0 + p.KW <= p.W;
     for (int64_t a = 0; a < p.KH; ++a, out += row_bytes) {
@@ -55,7 +58,7 @@ void bit_window(const BitConvArgs& p, const uint8_t* plane, int64_t cb, int64_t 
             std::memset(out, 0, row_bytes);
         } else if (inside) {
             const uint8_t* from = plane + (h * p.W + w0) * cb;
-            for (int64_t i = 0; i < row_bytes; i += 8) std::memcpy(out + i, from + i, 8);
+            for (int64_t i = 0; i < row_bytes; i += 8) store64(out + i, load64(from + i));
         } else {
             for (int64_t b = 0; b < p.KW; ++b) {
                 const int64_t w = w0 + b * p.dil_w;
@@ -76,6 +79,9 @@ inline int64_t and_count(const uint64_t* x, const uint64_t* y, int64_t words) {
 
 template <int kWords>
 void bit_image(const BitConvArgs& p, int64_t n, const uint64_t* weight, int64_t words, int64_t cb) {
+    const bool one = p.m == 1 && p.k == 1;
+    const int64_t outputs = p.O;
+    const float scale = p.scale;
     const int64_t pixels = p.H * p.W, used = p.KH * p.KW * cb, levels = (1 << p.k) - 1;
     std::vector<uint8_t> planes(p.m * pixels * cb + 16);
     for (int i = 0; i < p.m; ++i)
@@ -92,6 +98,14 @@ void bit_image(const BitConvArgs& p, int64_t n, const uint64_t* weight, int64_t 
                 sum_x += and_count<kWords>(column, column, words) << i;
             }
             float* out = p.out + ((n * p.OH + oh) * p.OW + ow) * p.O;
+            if (one) {  // one bit by one bit: a single pass
+                const int32_t sum = static_cast<int32_t>(sum_x);
+                for (int64_t o = 0; o < outputs; ++o) {
+                    const int32_t dot = static_cast<int32_t>(and_count<kWords>(columns.data(), weight + o * words, words));
+                    out[o] = static_cast<float>(2 * dot - sum) * scale;
+                }
+                continue;
+            }
             for (int64_t o = 0; o < p.O; ++o) {
                 int64_t dot = 0;
                 for (int i = 0; i < p.m; ++i)
@@ -118,6 +132,7 @@ FQ_API void fq_bit_conv2d(const BitConvArgs* args) {
         if (words == 3) bit_image<3>(p, n, weight.data(), words, cb);
         else if (words == 5) bit_image<5>(p, n, weight.data(), words, cb);
         else if (words == 9) bit_image<9>(p, n, weight.data(), words, cb);
+        else if (words == 18) bit_image<18>(p, n, weight.data(), words, cb);
         else bit_image<0>(p, n, weight.data(), words, cb);
     }
 }

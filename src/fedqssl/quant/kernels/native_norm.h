@@ -256,6 +256,7 @@ FQ_API void fq_norm_backward_sums(const float* g, int64_t rows, int64_t C, const
                                   const uint8_t* hat_packed, int hat_bits, float hat_step, float* out, double* sum_g,
                                   double* sum_gx, int threads) {
     const float offset = -0.5f * static_cast<float>((1 << hat_bits) - 1) * hat_step;
+    const __m256 step8 = _mm256_set1_ps(hat_step), offset8 = _mm256_set1_ps(offset);
     std::vector<double> partial(2 * C * group_count(rows, C), 0.0);
     for_blocks(rows, C, threads, [&](int64_t group, int64_t r0, int64_t r1) {
         Scratch& t = scratch(C);
@@ -263,15 +264,18 @@ FQ_API void fq_norm_backward_sums(const float* g, int64_t rows, int64_t C, const
         const uint8_t* hat = hat_codes(hat_packed, hat_bits, i0, n, t);
         std::memset(t.a.data(), 0, C * 4);
         std::memset(t.b.data(), 0, C * 4);
-        if (C % 8 == 0) {
-            for (int64_t j = 0, c = 0; j < n; j += 8, c = c + 8 == C ? 0 : c + 8) {
-                const __m256 v = masked(_mm256_loadu_ps(g + i0 + j), mask, i0 + j);
-                const __m256 x = _mm256_add_ps(_mm256_mul_ps(load_codes(hat + j), _mm256_set1_ps(hat_step)),
-                                               _mm256_set1_ps(offset));
-                if (out) _mm256_storeu_ps(out + i0 + j, v);
-                float *a = t.a.data() + c, *b = t.b.data() + c;
-                _mm256_storeu_ps(a, _mm256_add_ps(_mm256_loadu_ps(a), v));
-                _mm256_storeu_ps(b, _mm256_add_ps(_mm256_loadu_ps(b), _mm256_mul_ps(v, x)));
+        if (C % 8 == 0) {  // eight channels at a time down the rows: the sums stay in registers
+            for (int64_t c = 0; c < C; c += 8) {
+                __m256 a = _mm256_setzero_ps(), b = a;
+                for (int64_t j = c; j < n; j += C) {
+                    const __m256 v = masked(_mm256_loadu_ps(g + i0 + j), mask, i0 + j);
+                    const __m256 x = _mm256_add_ps(_mm256_mul_ps(load_codes(hat + j), step8), offset8);
+                    if (out) _mm256_storeu_ps(out + i0 + j, v);
+                    a = _mm256_add_ps(a, v);
+                    b = _mm256_add_ps(b, _mm256_mul_ps(v, x));
+                }
+                _mm256_storeu_ps(t.a.data() + c, a);
+                _mm256_storeu_ps(t.b.data() + c, b);
             }
         } else {
             for (int64_t j = 0, c = 0; j < n; ++j, c = c + 1 == C ? 0 : c + 1) {
@@ -292,19 +296,22 @@ FQ_API void fq_norm_backward_apply(const float* g, int64_t rows, int64_t C, cons
                                    const float* hat_mul, const float* add, float* dx, uint32_t* hist, float* range,
                                    int threads) {
     const float offset = -0.5f * static_cast<float>((1 << hat_bits) - 1) * hat_step;
+    const __m256 step8 = _mm256_set1_ps(hat_step), offset8 = _mm256_set1_ps(offset);
     Histograms h(threads);
     for_blocks(rows, C, threads, [&](int64_t, int64_t r0, int64_t r1) {
         Scratch& t = scratch(C);
         const int64_t i0 = r0 * C, n = (r1 - r0) * C;
         const uint8_t* hat = hat_codes(hat_packed, hat_bits, i0, n, t);
         if (C % 8 == 0) {
-            for (int64_t j = 0, c = 0; j < n; j += 8, c = c + 8 == C ? 0 : c + 8) {
-                const __m256 v = masked(_mm256_loadu_ps(g + i0 + j), mask, i0 + j);
-                const __m256 x = _mm256_add_ps(_mm256_mul_ps(load_codes(hat + j), _mm256_set1_ps(hat_step)),
-                                               _mm256_set1_ps(offset));
-                const __m256 d = _mm256_add_ps(_mm256_mul_ps(v, _mm256_loadu_ps(mul + c)),
-                                               _mm256_mul_ps(x, _mm256_loadu_ps(hat_mul + c)));
-                _mm256_storeu_ps(dx + i0 + j, _mm256_add_ps(d, _mm256_loadu_ps(add + c)));
+            for (int64_t c = 0; c < C; c += 8) {
+                const __m256 mul8 = _mm256_loadu_ps(mul + c), hat_mul8 = _mm256_loadu_ps(hat_mul + c);
+                const __m256 add8 = _mm256_loadu_ps(add + c);
+                for (int64_t j = c; j < n; j += C) {
+                    const __m256 v = masked(_mm256_loadu_ps(g + i0 + j), mask, i0 + j);
+                    const __m256 x = _mm256_add_ps(_mm256_mul_ps(load_codes(hat + j), step8), offset8);
+                    const __m256 d = _mm256_add_ps(_mm256_mul_ps(v, mul8), _mm256_mul_ps(x, hat_mul8));
+                    _mm256_storeu_ps(dx + i0 + j, _mm256_add_ps(d, add8));
+                }
             }
         } else {
             for (int64_t j = 0, c = 0; j < n; ++j, c = c + 1 == C ? 0 : c + 1) {

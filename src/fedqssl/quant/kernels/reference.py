@@ -9,12 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedqssl.quant.kernels.types import KeyTable, Norm, NormAct, NormActResult
+from fedqssl.quant.kernels.types import KeyTable, Norm, NormAct, NormActResult, extra_bits
 
 NAME = "torch"
 _CHUNK = 1 << 20  # codes expanded to single bits at a time
 _KEYS = 1 << 16
-_MAX_SPLIT = 10  # a key's interval is cut into at most 2^10 parts
 
 
 def code_dtype(bits: int) -> torch.dtype:
@@ -93,8 +92,8 @@ def _float_of(bits: Tensor) -> Tensor:
     return torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32).view(torch.float32)
 
 
-def _centres(raw: Tensor, count: Tensor, n: int, bits: int, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Centres, interpolated evenly within their key; and how many lie in each key (both in ascending order)."""
+def _centres(raw: Tensor, count: Tensor, n: int, bits: int, low: float, high: float) -> Tensor:
+    """Centres, interpolated evenly within their key; raw keys and their counts in ascending order."""
     last = 2**bits - 1
     ranks = ((torch.arange(last + 1, device=raw.device) * n + last - 1) // last).clamp(min=1)
     seen = count.cumsum(0)
@@ -106,58 +105,45 @@ def _centres(raw: Tensor, count: Tensor, n: int, bits: int, low: float, high: fl
     centres = (start + part * (end - start)).float()
     centres = torch.where((key & 0x7F80) == 0, 0.0, centres).clamp(low, high)
     centres[0], centres[last] = low, high
-    return centres, torch.bincount(at, minlength=raw.numel())
+    return centres
 
 
 def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
-    """Centres ``Quantile(i / (2^bits - 1))`` to within a key, and the nearest one per part of a key; None if not finite."""
-    device, last = hist.device, 2**bits - 1
+    """Centres ``Quantile(i / (2^bits - 1))`` to within a key, and the nearest one per finer key; None if not finite."""
+    device, last, extra = hist.device, 2**bits - 1, extra_bits(bits)
     low, high = low + 0.0, high + 0.0  # -0 becomes +0
     raw = _raw_keys(device)
     count = hist.to(torch.int64)[raw]
     if bool(count[(raw & 0x7F80) == 0x7F80].any()):
         return None
     raw, count = raw[count > 0], count[count > 0]
-    centres, inside = _centres(raw, count, n, bits, low, high)
-    split = (4 * inside).clamp(min=1).double().log2().ceil().clamp(0, _MAX_SPLIT).to(torch.int64)
-    split = torch.where((raw & 0x7F80) != 0, split, 0)
-    parts = 2**split
-    start = parts.cumsum(0) - parts
-    index = torch.zeros(_KEYS, dtype=torch.int64, device=device)
-    index[raw] = start << 4 | split
-    owner = torch.repeat_interleave(torch.arange(raw.numel(), device=device), parts)
-    part = torch.arange(owner.numel(), device=device) - start[owner]
-    key, cut = raw[owner], split[owner]
-    middle = _float_of(key << 16 | part << (16 - cut) | 1 << (15 - cut))
-    middle = torch.where((key & 0x7F80) == 0, 0.0, middle).clamp(low, high)
+    centres = _centres(raw, count, n, bits, low, high)
+    fine = (raw.unsqueeze(1) << extra | torch.arange(2**extra, device=device)).flatten()  # keys of 16 + extra bits
+    middle = _float_of(fine << (16 - extra) | 1 << (15 - extra))
+    middle = torch.where((fine >> extra & 0x7F80) == 0, 0.0, middle).clamp(low, high)
     at = torch.searchsorted(centres, middle).clamp(max=last)
     down = (at - 1).clamp(min=0)
-    codes = torch.where(middle - centres[down] <= centres[at] - middle, down, at)
-    for end, code in ((low, 0), (high, last)):  # the parts that hold the end points stand for them exactly
-        for x in (end, -end) if end == 0 else (end,):
-            bits32 = torch.tensor([x], device=device).view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-            if bool(hist[bits32 >> 16] > 0):
-                codes[_entries(bits32, index)] = code
-    return KeyTable(centres, index, centres[codes], codes)
+    codes = torch.zeros(_KEYS << extra, dtype=torch.int64, device=device)
+    codes[fine] = torch.where(middle - centres[down] <= centres[at] - middle, down, at)
+    for end, code in ((low, 0), (high, last)):  # the entries of the end points stand for them exactly
+        signs = (end, -end) if end == 0 else (end,)
+        codes[_fine_keys(torch.tensor(signs, device=device), extra)] = code
+    return KeyTable(centres, centres[codes], codes, extra)
 
 
-def _entries(bits32: Tensor, index: Tensor) -> Tensor:
-    cell = index[bits32 >> 16 & 0xFFFF]
-    return (cell >> 4) + ((bits32 & 0xFFFF) >> (16 - (cell & 15)))
-
-
-def _entries_of(x: Tensor, table: KeyTable) -> Tensor:
-    return _entries(x.contiguous().view(torch.int32).flatten().to(torch.int64), table.index)
+def _fine_keys(x: Tensor, extra: int) -> Tensor:
+    """The upper 16 + extra bits of each float32, flat."""
+    return (x.contiguous().view(torch.int32).flatten().to(torch.int64) & 0xFFFFFFFF) >> (16 - extra)
 
 
 def table_apply(x: Tensor, table: KeyTable) -> Tensor:
     """Every float replaced by its centre."""
-    return table.values[_entries_of(x, table)].view_as(x)
+    return table.values[_fine_keys(x, table.extra)].view_as(x)
 
 
 def code_apply(x: Tensor, table: KeyTable) -> Tensor:
     """The code of every float's centre, flat, as uint16."""
-    return table.codes[_entries_of(x, table)].to(torch.int32).to(torch.uint16)
+    return table.codes[_fine_keys(x, table.extra)].to(torch.int32).to(torch.uint16)
 
 
 def norm_stats(y: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from torch import Tensor
 
 
+def extra_bits(bits: int) -> int:
+    """Mantissa bits beyond a 16-bit key that the quantile tables of this many bits resolve: 0 up to 6, 4 from 10 on."""
+    return min(max(bits - 6, 0), 4)
+
+
 @dataclass(frozen=True)
 class KeyTable:
-    """The quantile quantizer over 16-bit float keys.
+    """The quantile quantizer over float keys: floats that share their upper ``16 + extra`` bits share an entry.
 
-    The interval of floats that share a key is cut into ``2^split`` equal parts, finer where more centres lie:
-    ``index[key] = start << 4 | split``, and entry ``start + (lower 16 bits >> (16 - split))`` of ``values`` and ``codes`` is
-    the centre nearest to the part's middle, and that centre's code. ``by_key`` is a short cut of the compiled
-    backend: values by the upper 16 + e bits, and e; None where keys are cut finer than that.
+    ``values`` and ``codes`` hold, per such key, the centre nearest to the middle of its interval, and that centre's code.
     """
 
     centres: Tensor  # (2^bits,)
-    index: Tensor  # (65536,) by raw key
-    values: Tensor  # (entries,)
-    codes: Tensor  # (entries,)
-    by_key: tuple[Tensor, int] | None = None
+    values: Tensor  # (2^(16 + extra),)
+    codes: Tensor  # (2^(16 + extra),)
+    extra: int
 
 
 @dataclass(frozen=True)

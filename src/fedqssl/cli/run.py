@@ -1,0 +1,83 @@
+"""``fedqssl run``: start a run, or go on with one."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedqssl.cli.words import source_name, split_words
+
+if TYPE_CHECKING:
+    from fedqssl.config import RunConfig
+
+INTERRUPTED = 130
+"""Exit code of a shell command that Ctrl-C ended (128 + SIGINT)."""
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PRESET_OR_TOML KEY=VALUE",
+        help="A preset (fedqssl list presets) or a TOML file, quickstart by default; and settings to change.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/<preset>-<number>.")]
+Resume = Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out, if there is one.")]
+
+
+def next_folder(source: str, parent: Path = Path("runs")) -> Path:
+    """``runs/<preset>-1``, or with the first number above those that exist."""
+    name = source_name(source)
+    taken = [p.name.removeprefix(f"{name}-") for p in parent.glob(f"{name}-*")]
+    last = max((int(number) for number in taken if number.isdecimal()), default=0)
+    return parent / f"{name}-{last + 1}"
+
+
+def run(words: Words = None, out: Out = None, resume: Resume = None, overwrite: Overwrite = False) -> None:
+    """Pre-train across clients, or go on with a run.
+
+    For example: fedqssl run quickstart rounds=20 --out runs/a, and after an interruption: fedqssl run --resume runs/a
+    """
+    if resume is not None:
+        if words or out is not None or overwrite:
+            raise ValueError(
+                "--resume goes on with a run as it was configured; leave out the settings, --out and --overwrite"
+            )
+        _go(resume, None)
+        return
+    from fedqssl.config import load_config
+
+    source, settings = split_words(words or ())
+    config = load_config(source, settings)
+    _go(out if out is not None else next_folder(source), config, overwrite)
+
+
+def _go(folder: Path, config: RunConfig | None, overwrite: bool = False) -> None:
+    """Start (or, without a configuration, resume) the run in this folder and print its closing table."""
+    console = Console()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    try:
+        runs = importlib.import_module("fedqssl.runs")  # here, so that Ctrl-C during torch's import is caught too
+        if config is None:
+            result = runs.resume(folder, say=say)
+        else:
+            result = runs.start(config, folder, overwrite=overwrite, say=say)
+    except KeyboardInterrupt:
+        say(f"stopped; {_how_to_go_on(folder)}")
+        raise typer.Exit(INTERRUPTED) from None
+    console.print(result.table())
+    say(f"results are in {result.folder}")
+
+
+def _how_to_go_on(folder: Path) -> str:
+    if not folder.exists():
+        return f"nothing was written to {folder} yet"
+    return f"go on with: fedqssl run --resume {shlex.quote(str(folder))}"

@@ -1,0 +1,46 @@
+"""Names of settings: dotted keys to nested tables and back, and the nearest name for one that is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` with the nearest known name, or nothing if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def nearest_key(name: str, known: Iterable[str]) -> str:
+    """As :func:`nearest` for dotted keys: the last part alone counts too (``knn_evry``, ``requantize_epochs``)."""
+    known = list(known)
+    if hint := nearest(name, known):
+        return hint
+    by_last = {key.rpartition(".")[2]: key for key in known}
+    close = difflib.get_close_matches(name.rpartition(".")[2], list(by_last), n=1, cutoff=0.75)
+    return f"; did you mean {by_last[close[0]]!r}?" if close else ""
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"ssl": {"temperature": 1}}`` -> ``{"ssl.temperature": 1}``."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverse of :func:`flat`."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        table, _, name = key.rpartition(".")
+        (result.setdefault(table, {}) if table else result)[name] = value
+    return result
+
+
+__all__ = ["flat", "nearest", "nearest_key", "nested"]

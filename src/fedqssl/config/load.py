@@ -1,0 +1,129 @@
+"""Configurations from presets, TOML files, ``key=value`` words and Python keywords; and back to TOML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedqssl.config.keys import flat, nearest
+from fedqssl.config.presets import PRESETS
+from fedqssl.config.schema import ConfigError, RunConfig, make_config
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_PROTOCOL_VERSION = 1
+_NOT_ACCURACY = ("data_dir", "seed", "threads", "workers", "engine", "evaluation.knn_every")
+_ONLY_FOR = {"beta": "dirichlet", "classes_per_client": "classes", "minority": "skew"}
+
+
+def load_config(source: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
+    """A checked configuration.
+
+    Args:
+        source: name of a preset, or a TOML file.
+        overrides: ``["rounds=20", "ssl.temperature=0.2"]`` as on the command line, or ``{"rounds": 20}`` with plain or
+            dotted keys. A list of ``bits`` without ``clients`` sets the number of clients.
+
+    Raises:
+        ConfigError: one line that says what is wrong and what is allowed.
+
+    Example:
+        >>> load_config("smoke", ["rounds=3", "bits=2,32"]).clients
+        2
+    """
+    base = _read(source)
+    changes = flat(overrides) if isinstance(overrides, Mapping) else parse_words(overrides)
+    if "bits" in changes and "clients" not in changes and not _single(changes["bits"]):
+        base.pop("clients", None)
+    try:
+        return make_config({**base, **changes})
+    except ConfigError as error:
+        where = f"{source}: " if isinstance(source, Path) or source not in PRESETS else ""
+        raise ConfigError(f"{where}{error}") from None
+
+
+def _single(bits: object) -> bool:
+    """One bitwidth for all clients, rather than a list of them."""
+    if isinstance(bits, str):
+        return "," not in bits
+    return not isinstance(bits, Sequence) or len(bits) == 1
+
+
+def parse_words(words: Sequence[str]) -> dict[str, Any]:
+    """``["rounds=20"]`` -> ``{"rounds": "20"}``; the last of two equal keys counts."""
+    values = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"settings are key=value words, like rounds=20; not {word!r}")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    """Dotted keys of a preset or a TOML file."""
+    if isinstance(source, str) and source in PRESETS:
+        return flat(tomllib.loads(PRESETS[source].text))
+    path = Path(source)
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder; to go on with its run use --resume {path}, to start anew use {path / 'config.toml'}"
+        )
+    if not path.is_file():
+        known = ", ".join(PRESETS)
+        raise ConfigError(f"no preset and no file {str(source)!r}{nearest(str(source), PRESETS)} (presets: {known})")
+    try:
+        return flat(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from None
+
+
+def to_toml(config: RunConfig) -> str:
+    """All settings as TOML, without loss: reading it gives an equal configuration. What is None is left out."""
+    plain, tables = [], []
+    for name, value in config.model_dump().items():
+        if isinstance(value, dict):
+            tables.append("\n".join([f"\n[{name}]", *(_line(k, v) for k, v in value.items() if v is not None)]))
+        elif value is not None:
+            plain.append(_line(name, value))
+    return "\n".join(plain + tables) + "\n"
+
+
+def _line(name: str, value: object) -> str:
+    return f"{name} = {_toml(value)}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def protocol(config: RunConfig) -> str:
+    """12 hexadecimal digits of everything that affects accuracy.
+
+    Left out: the seed, where data lie and where things run, how often is monitored, and settings of partitions that are not used.
+    ``server.lr`` counts as what it stands for.
+    """
+    values = flat(config.model_dump(mode="json"))
+    values["server.lr"] = values["server.lr"] or values["lr"]
+    for name in _NOT_ACCURACY:
+        del values[name]
+    for name, partition in _ONLY_FOR.items():
+        if config.partition != partition:
+            del values[name]
+    text = json.dumps([_PROTOCOL_VERSION, values], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+__all__ = ["load_config", "parse_words", "protocol", "to_toml"]

@@ -1,0 +1,142 @@
+"""Backbones by name, and any ``nn.Module`` of the user's by import path."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedqssl.models.resnet import resnet18, resnet34
+from fedqssl.models.smallcnn import small_cnn
+
+IMAGE_SIZE = 32
+
+
+class ModelError(ValueError):
+    """There is no such model, or it cannot be a feature extractor; the message says what to change."""
+
+
+class ModelEntry(NamedTuple):
+    """A backbone: what it is, and how it is made from a width and a number of image channels."""
+
+    description: str
+    build: Callable[[int, int], nn.Module]
+
+
+MODELS: dict[str, ModelEntry] = {
+    "resnet18": ModelEntry(
+        "CIFAR ResNet-18; 11.2 million weights at width 64, 0.7 million at 16",
+        lambda width, in_channels: resnet18(width, in_channels=in_channels),
+    ),
+    "resnet34": ModelEntry(
+        "CIFAR ResNet-34; 21.3 million weights at width 64",
+        lambda width, in_channels: resnet34(width, in_channels=in_channels),
+    ),
+    "small_cnn": ModelEntry("four convolutions; 98 thousand weights at width 16", small_cnn),
+}
+
+
+def build_model(name: str, width: int = 16, in_channels: int = 3) -> nn.Module:
+    """A feature extractor with ``feature_dim``: images (N, C, H, W) to features (N, feature_dim).
+
+    Args:
+        name: one of ``MODELS``, or ``package.module:Class`` (or a function) of the user's; the working folder is searched too.
+            It is called with ``width`` and ``in_channels`` if it takes arguments of these names.
+        width: channels of the first stage.
+        in_channels: 3 for colour images, 1 for grey ones.
+
+    Raises:
+        ModelError: says what to change.
+    """
+    if ":" in name:
+        return _with_feature_dim(_call(_imported(name), name, width, in_channels), name, in_channels)
+    if name not in MODELS:
+        close = difflib.get_close_matches(name, MODELS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ModelError(
+            f"unknown model {name!r}{hint} (models: {', '.join(MODELS)}; or an import path like package.module:Class)"
+        )
+    return MODELS[name].build(width, in_channels)
+
+
+@contextmanager
+def _working_folder_importable() -> Iterator[None]:
+    """The ``fedqssl`` command does not look for modules in the working folder by itself; it comes last, to shadow nothing."""
+    folder = os.getcwd()
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _imported(name: str) -> Callable[..., object]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        with _working_folder_importable():
+            module = importlib.import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise ModelError(
+            f"model {name!r}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
+        ) from None
+    found: Any = getattr(module, attribute, None)
+    if found is None:
+        close = difflib.get_close_matches(attribute, dir(module), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ModelError(f"model {name!r}: {module_name} has no {attribute!r}{hint}")
+    if isinstance(found, nn.Module) or not callable(found):
+        raise ModelError(f"model {name!r} must name a class or a function that makes the model, not a made object")
+    made: Callable[..., object] = found
+    return made
+
+
+def _call(make: Callable[..., object], name: str, width: int, in_channels: int) -> nn.Module:
+    parameters = inspect.signature(make).parameters.values()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    takes = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    offered = {"width": width, "in_channels": in_channels}
+    given = {key: value for key, value in offered.items() if takes_all or key in takes}
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.name not in given and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    if missing:
+        raise ModelError(f"model {name!r} needs {', '.join(missing)}; give defaults to all but width and in_channels")
+    model = make(**given)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model {name!r} made a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _with_feature_dim(model: nn.Module, name: str, in_channels: int) -> nn.Module:
+    """Measure ``feature_dim`` with one grey-level image if the model does not tell it."""
+    if isinstance(getattr(model, "feature_dim", None), int):
+        return model
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            features = model(torch.full((1, in_channels, IMAGE_SIZE, IMAGE_SIZE), 0.5))
+    except Exception as error:  # whatever the user's code raises
+        raise ModelError(
+            f"model {name!r} fails on one {in_channels}x{IMAGE_SIZE}x{IMAGE_SIZE} image ({error}); "
+            "correct it, or give it an integer attribute feature_dim"
+        ) from error
+    model.train(training)
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ModelError(f"model {name!r} must return features (N, d), pooled and flattened; it returned {shape}")
+    model.feature_dim = features.shape[1]  # type: ignore[assignment]
+    return model
+
+
+__all__ = ["MODELS", "ModelEntry", "ModelError", "build_model"]

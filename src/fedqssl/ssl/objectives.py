@@ -1,0 +1,63 @@
+"""Self-supervised objectives by name: each brings the heads it needs and the loss of their output."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedqssl.models.resnet import projector
+from fedqssl.ssl.simclr import nt_xent
+from fedqssl.ssl.simsiam import SimSiamHeads, simsiam_loss
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is trained without labels.
+
+    Args:
+        name: its name in configurations.
+        description: one line for ``fedqssl list objectives``.
+        heads: feature dimension -> a module from features (2N, dim) to one tensor (2N, d); rows i and i + N are the two views of
+            image i. Encoder and heads are converted together.
+        loss: (output of the heads, temperature) -> scalar.
+    """
+
+    name: str
+    description: str
+    heads: Callable[[int], nn.Module]
+    loss: Callable[[Tensor, float], Tensor]
+
+
+def _simsiam(outputs: Tensor, temperature: float) -> Tensor:
+    z, p = outputs.chunk(2, dim=1)
+    return simsiam_loss(p, z)
+
+
+OBJECTIVES: dict[str, Objective] = {
+    entry.name: entry
+    for entry in (
+        Objective("simclr", "InfoNCE over the batch's other images (the paper's)", projector, nt_xent),
+        Objective(
+            "simsiam", "prediction of the other view, no negatives; ignores ssl.temperature", SimSiamHeads, _simsiam
+        ),
+    )
+}
+
+
+def get_objective(name: str) -> Objective:
+    """The objective of this name.
+
+    Raises:
+        ValueError: with the nearest name and all names.
+    """
+    if name not in OBJECTIVES:
+        close = difflib.get_close_matches(name, OBJECTIVES, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown objective {name!r}{hint} (objectives: {', '.join(OBJECTIVES)})")
+    return OBJECTIVES[name]
+
+
+__all__ = ["OBJECTIVES", "Objective", "get_objective"]

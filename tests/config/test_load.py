@@ -1,0 +1,138 @@
+"""Presets, files, words and keywords give the same configurations; TOML keeps everything."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedqssl.config import PRESETS, ConfigError, RunConfig, load_config, protocol, to_toml
+from fedqssl.config.schema import make_config
+
+
+def reread(config: RunConfig, folder: Path) -> RunConfig:
+    path = folder / "config.toml"
+    path.write_text(to_toml(config), encoding="utf-8")
+    return load_config(path)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_valid_described_and_survive_toml(name, tmp_path):
+    config = load_config(name)
+    assert 10 < len(PRESETS[name].description) < 100
+    assert reread(config, tmp_path) == config
+
+
+def test_every_preset_file_is_listed():
+    folder = Path(__file__).parents[2] / "src/fedqssl/config/presets"
+    assert {p.stem for p in folder.glob("*.toml")} == set(PRESETS)
+
+
+def test_the_paper_s_presets():
+    for name, epochs in (("cifar10-paper", 20), ("cifar100-paper", 5)):
+        config = load_config(name)
+        assert config.bits == (4, 4, 6, 6, 6, 8, 8, 8, 12, 12)  # 20% 4, 30% 6, 30% 8, 20% 12
+        assert (config.rounds, config.local_epochs, config.width, config.batch_size) == (100, epochs, 64, 256)
+        assert (config.partition, config.beta, config.lr_schedule) == ("dirichlet", 0.1, "step")
+        assert config.data == name.removesuffix("-paper")
+    assert load_config("quickstart").bits == load_config("cifar10-small").bits == config.bits
+
+
+def test_words_and_keywords_say_the_same():
+    words = load_config("smoke", ["rounds=7", "bits=2,3", "ssl.temperature=0.2", "images=none"])
+    keywords = load_config("smoke", {"rounds": 7, "bits": [2, 3], "ssl": {"temperature": 0.2}, "images": None})
+    assert (
+        words == keywords == load_config("smoke", {"rounds": 7, "bits": (2, 3), "ssl.temperature": 0.2, "images": None})
+    )
+    assert (words.rounds, words.clients, words.bits, words.ssl.temperature) == (7, 2, (2, 3), 0.2)
+    assert words.server == load_config("smoke").server
+
+
+def test_one_bitwidth_keeps_the_preset_s_clients():
+    assert load_config("smoke", ["bits=32"]).bits == (32,) * 4
+    assert load_config("smoke", {"bits": [32]}).bits == (32,) * 4
+    with pytest.raises(ConfigError, match="bits lists 4 bitwidths for 3 clients"):
+        load_config("smoke", ["clients=3"])
+
+
+def test_a_file_may_use_tables_or_dots(tmp_path):
+    (tmp_path / "a.toml").write_text("rounds = 3\nbits = '4,6'\n[server]\nlr = 0.1\n")
+    (tmp_path / "b.toml").write_text("server.lr = 0.1\nbits = [4, 6]\nrounds = 3\n")
+    assert load_config(tmp_path / "a.toml") == load_config(str(tmp_path / "b.toml"))
+
+
+def test_errors_name_the_file(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("rond = 3\n")
+    with pytest.raises(ConfigError, match=r"a\.toml: unknown setting 'rond'; did you mean 'rounds'\?"):
+        load_config(path)
+    path.write_text("rounds = \n")
+    with pytest.raises(ConfigError, match=r"a\.toml is not a TOML file"):
+        load_config(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"a\.toml is not a TOML file"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="is a folder; to go on"):
+        load_config(tmp_path)
+
+
+def test_unknown_sources_and_words():
+    with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
+        load_config("quikstart")
+    for word in ("rounds", "=3"):
+        with pytest.raises(ConfigError, match="key=value"):
+            load_config("smoke", [word])
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    data=text,
+    lr=st.floats(min_value=1e-300, max_value=1e300),
+    bits=st.lists(st.sampled_from([*range(1, 17), 32]), min_size=1, max_size=12),
+    images=st.none() | st.integers(1, 2**40),
+    server_lr=st.none() | st.floats(min_value=1e-12, max_value=1e12),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_toml_keeps_everything(tmp_path_factory, data, lr, bits, images, server_lr, seed):
+    values = {"data": data, "lr": lr, "bits": bits, "images": images, "server.lr": server_lr, "seed": seed}
+    config = make_config({**values, "data_dir": "a b/é"})
+    assert config.data == data and config.lr == lr
+    assert reread(config, tmp_path_factory.getbasetemp()) == config
+
+
+def test_protocol_is_of_what_affects_accuracy():
+    base = load_config("smoke")
+    print_of = protocol(base)
+    assert len(print_of) == 12 and int(print_of, 16) >= 0
+    for word in (
+        "seed=5",
+        "threads=2",
+        "workers=1",
+        "engine=flower",
+        "data_dir=x",
+        "classes_per_client=3",
+        "server.lr=0.3",
+    ):
+        assert protocol(load_config("smoke", [word])) == print_of, word
+    different = (
+        "lr=0.2",
+        "beta=0.5",
+        "bits=4",
+        "rounds=3",
+        "ssl.temperature=0.1",
+        "evaluation.probe_images=10",
+        "data=x",
+    )
+    prints = {protocol(load_config("smoke", [word])) for word in different}
+    assert len(prints | {print_of}) == len(different) + 1
+
+
+def test_the_configuration_does_not_import_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, fedqssl.config; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
