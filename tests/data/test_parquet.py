@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedqssl.data import DataError, read_parquet
+from fedqssl.data import DataError, DataWarning, read_parquet
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -173,3 +173,36 @@ def test_real_data(name, classes):
     assert data.images.shape == (500, 3, 32, 32) and len(data.class_names) == classes
     assert int(data.labels.max()) < classes and 90 < data.images.float().mean() < 150
     assert time.process_time() - start < 5
+
+
+def test_corrupt_images_are_skipped_by_choice(tmp_path):
+    images = pixels(4)
+    cells = [images[0], b"broken", None, images[3]]
+    write(tmp_path / "train-0.parquet", cells, label=[0, 1, 2, 3], client=["x", "y", "x", "z"])
+    with pytest.raises(DataError, match="row 1: corrupt image"):
+        read_parquet(tmp_path)
+    with pytest.warns(DataWarning, match="skipped 2: .*row 1.*row 2"):
+        data = read_parquet(tmp_path, on_bad="skip")
+    assert torch.equal(data.images, images[[0, 3]]) and data.labels.tolist() == [0, 3]
+    assert data.groups == ("x", "z")
+
+
+def test_groups_by_any_column(tmp_path):
+    write(tmp_path / "train-0.parquet", list(pixels(3)), label=[0, 1, 0], camera=[7, 8, 7])
+    assert read_parquet(tmp_path).groups is None
+    assert read_parquet(tmp_path, group="camera").groups == ("7", "8", "7")
+    assert read_parquet(tmp_path, group="label").groups == ("0", "1", "0")
+    with pytest.raises(DataError, match="no column 'place'"):
+        read_parquet(tmp_path, group="place")
+
+
+def test_size_makes_different_images_equal(tmp_path):
+    write(tmp_path / "train-0.parquet", [*pixels(2, 4), *pixels(2, 9)], label=[0, 1, 0, 1])
+    assert read_parquet(tmp_path, size=6).images.shape == (4, 3, 6, 6)
+
+
+@pytest.mark.parametrize("labels, message", [([0.5, 1.0], "integers"), ([-1, 0], "negative")])
+def test_labels_that_are_none(tmp_path, labels, message):
+    write(tmp_path / "train-0.parquet", list(pixels(2)), label=labels)
+    with pytest.raises(DataError, match=message):
+        read_parquet(tmp_path)

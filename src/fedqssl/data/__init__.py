@@ -1,5 +1,6 @@
-"""Image sets in memory and how they are read from disk."""
+"""Image sets in memory, how they are read, drawn or fetched, and how they are dealt to clients."""
 
-from fedqssl.data.parquet import DataError, ImageSet, read_parquet
+from fedqssl.data.images import DataError, DataWarning, ImageSet
+from fedqssl.data.parquet import read_parquet
 
-__all__ = ["DataError", "ImageSet", "read_parquet"]
+__all__ = ["DataError", "DataWarning", "ImageSet", "read_parquet"]

@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedqssl.data.images import DataError, ImageSet
+from fedqssl.data.pixels import CorruptImageError, OnBad, check_on_bad, decode, import_extra, line, warn_skipped
+
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("label", "fine_label")
+GROUP_COLUMNS = ("client", "client_id", "user_id", "writer_id")
 _ROWS_AT_A_TIME = 1000
 
 
-class DataError(ValueError):
-    """A data set that cannot be used; the message is one line and names the file and what to do."""
+class _Columns(NamedTuple):
+    image: str
+    label: str | None
+    group: str | None
 
 
-@dataclass(frozen=True)
-class ImageSet:
-    """Decoded images and, when the source has them, their labels.
-
-    Args:
-        images: (N, 3, H, W) uint8.
-        labels: (N,) int64, or None for an unlabeled set.
-        class_names: the name of each label, or None when the source does not tell.
-    """
-
-    images: Tensor
-    labels: Tensor | None = None
-    class_names: tuple[str, ...] | None = None
-
-    def __len__(self) -> int:
-        return len(self.images)
+_Row = tuple[str, dict[str, Any] | None, Any, Any]  # file and row, image cell, label, group
 
 
 def read_parquet(
-    path: str | Path, split: str = "train", limit: int | None = None, *, label: str | None = None
+    path: str | Path,
+    split: str = "train",
+    limit: int | None = None,
+    *,
+    label: str | None = None,
+    group: str | None = None,
+    size: int | None = None,
+    on_bad: OnBad = "error",
 ) -> ImageSet:
     """Read and decode one split of a folder of parquet shards, in the order of the shards' names.
 
@@ -51,46 +48,77 @@ def read_parquet(
         split: ``train``, ``test`` or whatever the files are named.
         limit: read only the first rows.
         label: label column, such as ``coarse_label``; by default ``label`` or ``fine_label``, if any.
+        group: column that names each image's natural client; by default ``client``, ``client_id``, ..., if any.
+        size: resize the centre square of every image; by default they must all have one size.
+        on_bad: what to do with a corrupt image: ``error``, or ``skip`` it with a warning that names it.
 
     Raises:
         DataError: the folder, split, column or an image is missing or unusable.
-        ImportError: pyarrow or pillow is not installed.
+        MissingExtraError: pyarrow or pillow is not installed.
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1, not {limit}; leave it out to read everything")
-    parquet = _import("pyarrow.parquet")
-    decoder = _import("PIL.Image")
+    if size is not None and size < 1:
+        raise DataError(f"size must be at least 1, not {size}; 32 is usual")
+    check_on_bad(on_bad)
+    parquet = import_extra("pyarrow.parquet", "pyarrow", "reading parquet")
+    import_extra("PIL.Image", "pillow", "reading parquet")
     shards = _shards(Path(path).expanduser(), split)
-    images: list[np.ndarray[Any, Any]] = []
-    labels: list[int] = []
     with _open(parquet, shards[0]) as first:
-        image, label = _columns(first.schema_arrow, shards[0], label)
-        names = _class_names(first.schema_arrow.metadata, label)
-    for where, cell, row_label in _rows(parquet, shards, image, label, limit):
-        pixels = _decode(decoder, cell, where)
+        columns = _columns(first.schema_arrow, shards[0], label, group)
+        names = _class_names(first.schema_arrow.metadata, columns.label)
+    rows = _rows(parquet, shards, columns, limit)
+    images, labels, groups, skipped = _decoded(rows, columns, size, on_bad)
+    warn_skipped(skipped, shards[0].parent)
+    if not images:
+        raise DataError(
+            f"{shards[0].parent}: split '{split}' has no {'usable ' if skipped else ''}rows; check the files"
+        )
+    stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()  # (N, 3, H, W)
+    return ImageSet(
+        stacked,
+        _labels(labels, shards[0], columns.label) if columns.label else None,
+        names,
+        tuple(str(name) for name in groups) if columns.group else None,
+    )
+
+
+def _decoded(
+    rows: Iterator[_Row], columns: _Columns, size: int | None, on_bad: OnBad
+) -> tuple[list[npt.NDArray[np.uint8]], list[Any], list[Any], list[str]]:
+    """Pixels, labels and groups of the good rows, and why each other one was skipped."""
+    images: list[npt.NDArray[np.uint8]] = []
+    labels: list[Any] = []
+    groups: list[Any] = []
+    skipped: list[str] = []
+    for where, cell, label, group in rows:
+        try:
+            pixels = _pixels(cell, where, size)
+        except CorruptImageError as error:
+            if on_bad == "error":
+                raise
+            skipped.append(str(error))
+            continue
         if images and pixels.shape != images[0].shape:
             (h, w), (h0, w0) = pixels.shape[:2], images[0].shape[:2]
             raise DataError(f"{where}: image is {h}x{w} but the first is {h0}x{w0}; resize them to one size")
         images.append(pixels)
-        if label is not None:
-            if row_label is None:
-                raise DataError(f"{where}: '{label}' is empty; label every row or drop the column")
-            labels.append(row_label)
-    if not images:
-        raise DataError(f"{shards[0].parent}: split '{split}' has no rows")
-    stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()  # (N, 3, H, W)
-    return ImageSet(stacked, torch.tensor(labels, dtype=torch.int64) if label else None, names)
+        labels.append(_filled(label, columns.label, where))
+        groups.append(_filled(group, columns.group, where))
+    return images, labels, groups, skipped
 
 
-def _import(name: str) -> Any:
-    """Import an optional module, or say how to get it."""
-    import importlib
+def _labels(values: list[Any], shard: Path, label: str) -> Tensor:
+    if not all(isinstance(value, int) for value in values):
+        raise DataError(f"{shard}: column '{label}' must hold integers; number the classes from 0")
+    return torch.tensor(values, dtype=torch.int64)
 
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = "pillow" if name.startswith("PIL") else "pyarrow"
-        raise ImportError(f"reading parquet needs {package}: pip install 'fedqssl[data]'") from error
+
+def _filled(value: Any, column: str | None, where: str) -> Any:
+    """The value of a column that is used; an empty one is an error."""
+    if column is not None and value is None:
+        raise DataError(f"{where}: '{column}' is empty; fill in every row or drop the column")
+    return value
 
 
 def _shards(folder: Path, split: str) -> list[Path]:
@@ -112,11 +140,11 @@ def _open(parquet: Any, shard: Path) -> Any:
     try:
         return parquet.ParquetFile(shard)
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise DataError(f"{shard}: not a readable parquet file; fetch it again ({_line(error)})") from error
+        raise DataError(f"{shard}: not a readable parquet file; fetch it again ({line(error)})") from error
 
 
-def _columns(schema: Any, shard: Path, label: str | None) -> tuple[str, str | None]:
-    """Names of the image column and of the label column, which may be absent unless it was asked for."""
+def _columns(schema: Any, shard: Path, label: str | None, group: str | None) -> _Columns:
+    """Which columns to read; label and group may be absent unless they were asked for."""
     has = ", ".join(schema.names)
     image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
     if image is None:
@@ -124,16 +152,19 @@ def _columns(schema: Any, shard: Path, label: str | None) -> tuple[str, str | No
     kind = schema.field(image).type
     if "bytes" not in [kind.field(i).name for i in range(kind.num_fields)]:
         raise DataError(f"{shard}: column '{image}' must hold 'bytes', not {kind}; embed the images")
-    if label is not None and label not in schema.names:
-        raise DataError(f"{shard}: no column '{label}' (it has: {has}); choose one of those")
-    return image, label or next((name for name in LABEL_COLUMNS if name in schema.names), None)
+    for name in (label, group):
+        if name is not None and name not in schema.names:
+            raise DataError(f"{shard}: no column '{name}' (it has: {has}); choose one of those")
+    return _Columns(
+        image,
+        label or next((name for name in LABEL_COLUMNS if name in schema.names), None),
+        group or next((name for name in GROUP_COLUMNS if name in schema.names), None),
+    )
 
 
-def _rows(
-    parquet: Any, shards: list[Path], image: str, label: str | None, limit: int | None
-) -> Iterator[tuple[str, dict[str, Any] | None, int | None]]:
-    """Yield (file and row, image cell, label) over all shards, reading a slice of a shard at a time."""
-    wanted = [image] if label is None else [image, label]
+def _rows(parquet: Any, shards: list[Path], columns: _Columns, limit: int | None) -> Iterator[_Row]:
+    """Yield every row of all shards, reading a slice of a shard at a time."""
+    wanted = list(dict.fromkeys(name for name in columns if name is not None))
     left = limit
     for shard in shards:
         row = 0
@@ -142,12 +173,11 @@ def _rows(
             if missing:
                 raise DataError(f"{shard}: no column '{missing[0]}', unlike {shards[0].name}; fetch it again")
             for batch in _batches(file, wanted, shard):
-                cells = batch.column(0).to_pylist()
-                marks = batch.column(1).to_pylist() if label else [None] * len(cells)
-                for cell, mark in zip(cells, marks, strict=True):
+                lists = [batch.column(name).to_pylist() if name else [None] * batch.num_rows for name in columns]
+                for cell, label, group in zip(*lists, strict=True):
                     if left == 0:
                         return
-                    yield f"{shard}, row {row}", cell, mark
+                    yield f"{shard}, row {row}", cell, label, group
                     row += 1
                     left = None if left is None else left - 1
 
@@ -158,22 +188,18 @@ def _batches(file: Any, wanted: list[str], shard: Path) -> Iterator[Any]:
         try:
             batch = next(batches, None)
         except (OSError, ValueError) as error:
-            raise DataError(f"{shard}: damaged parquet file; fetch it again ({_line(error)})") from error
+            raise DataError(f"{shard}: damaged parquet file; fetch it again ({line(error)})") from error
         if batch is None:
             return
         yield batch.select(wanted)
 
 
-def _decode(decoder: Any, cell: dict[str, Any] | None, where: str) -> np.ndarray[Any, Any]:
-    """Pixels (H, W, 3) uint8 of one {bytes, path} cell."""
+def _pixels(cell: dict[str, Any] | None, where: str, size: int | None) -> npt.NDArray[np.uint8]:
+    """Pixels (H, W, 3) of one {bytes, path} cell."""
     data = cell and cell.get("bytes")
     if not data:
-        raise DataError(f"{where}: no image bytes; embed the images in the parquet file")
-    try:
-        with decoder.open(io.BytesIO(data)) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except Exception as error:  # pillow's decoders raise many types, among them SyntaxError and struct.error
-        raise DataError(f"{where}: corrupt image ({_line(error)}); fetch the file again") from error
+        raise CorruptImageError(f"{where}: no image bytes; embed the images in the parquet file")
+    return decode(data, where, size)
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, label: str | None) -> tuple[str, ...] | None:
@@ -184,10 +210,6 @@ def _class_names(metadata: dict[bytes, bytes] | None, label: str | None) -> tupl
     except (KeyError, TypeError, ValueError):
         return None
     return tuple(str(name) for name in names) if names else None
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 __all__ = ["DataError", "ImageSet", "read_parquet"]

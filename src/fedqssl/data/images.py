@@ -1,0 +1,114 @@
+"""Images in memory: what every reader returns and every partition splits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class DataError(ValueError):
+    """A data set that cannot be used; the message is one line and names the file and what to do."""
+
+
+class DataWarning(UserWarning):
+    """Something was left out of a data set, as asked; the message names it."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Decoded images and, when the source has them, their labels.
+
+    Args:
+        images: (N, C, H, W) uint8 with C = 1 or 3.
+        labels: (N,) int64, or None for an unlabeled set.
+        class_names: the name of each label, or None when the source does not tell.
+        groups: the natural client of each image (a folder or a metadata value), or None when the source has none.
+    """
+
+    images: Tensor
+    labels: Tensor | None = None
+    class_names: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check_images(self.images)
+        count = len(self.images)
+        if self.labels is not None:
+            _check_labels(self.labels, count, self.class_names)
+        if self.groups is not None and len(self.groups) != count:
+            raise DataError(f"{len(self.groups)} groups for {count} images; pass one group per image")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes: that of the names if they are known, else the largest label + 1; None without labels."""
+        if self.labels is None:
+            return None
+        if self.class_names is not None:
+            return len(self.class_names)
+        return int(self.labels.max()) + 1 if len(self.labels) else 0
+
+    def subset(self, indices: Tensor | Sequence[int]) -> ImageSet:
+        """The images at these positions, in this order, with their labels and groups."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        if chosen.ndim != 1:
+            raise DataError(f"subset takes a flat list of positions, not shape {tuple(chosen.shape)}")
+        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < len(self):
+            low, high = int(chosen.min()), int(chosen.max())
+            raise DataError(
+                f"positions {low} to {high} are outside this set of {len(self)} images; use 0 to {len(self) - 1}"
+            )
+        labels = None if self.labels is None else self.labels[chosen]
+        groups = None if self.groups is None else tuple(self.groups[i] for i in chosen.tolist())
+        return ImageSet(self.images[chosen], labels, self.class_names, groups)
+
+
+def _check_images(images: Tensor) -> None:
+    if images.dtype != torch.uint8:
+        raise DataError(f"images must be uint8, not {images.dtype}; scale to 0..255 and convert")
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise DataError(f"images must be (N, 1 or 3, H, W), not {tuple(images.shape)}; reorder or convert the channels")
+
+
+def _check_labels(labels: Tensor, count: int, names: tuple[str, ...] | None) -> None:
+    if labels.dtype != torch.int64:
+        raise DataError(f"labels must be int64, not {labels.dtype}; convert them")
+    if labels.shape != (count,):
+        raise DataError(f"labels must be ({count},) like the images, not {tuple(labels.shape)}; pass one per image")
+    if not count:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0:
+        raise DataError(f"labels must not be negative, but the smallest is {low}; drop the labels of an unlabeled set")
+    if names is not None and high >= len(names):
+        raise DataError(f"label {high} has no name among {len(names)} class names; name every class")
+
+
+def resized(data: ImageSet, size: int) -> ImageSet:
+    """The same set with images of ``size x size`` (centre square, antialiased bilinear); itself if it already is."""
+    if size < 1:
+        raise DataError(f"size must be at least 1, not {size}; 32 is usual")
+    height, width = data.images.shape[2:]
+    if (height, width) == (size, size):
+        return data
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = data.images[:, :, top : top + side, left : left + side]
+    pieces = [
+        F.interpolate(piece.float(), size=(size, size), mode="bilinear", antialias=True, align_corners=False)
+        .round()
+        .clamp(0, 255)
+        .to(torch.uint8)
+        for piece in torch.split(square, 1000)
+    ]
+    empty = data.images.new_empty((0, data.images.shape[1], size, size))
+    return ImageSet(torch.cat([empty, *pieces]), data.labels, data.class_names, data.groups)
+
+
+__all__ = ["DataError", "DataWarning", "ImageSet", "resized"]

@@ -1,0 +1,372 @@
+"""Who holds which images: client splits with their own label distributions, and the server's unlabeled buffer D_g.
+
+Every client's test images are a stratified part of its own share, so that they follow its own label distribution. The buffer is
+taken first, uniformly over all images and without looking at labels; it, the clients' training and their test images are
+disjoint. All sizes are checked: a split that cannot work is an error that says which setting to change.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedqssl.data.images import ImageSet
+
+MIN_TRAIN = 8
+MIN_TEST = 2
+_TRIES = 200
+
+
+class PartitionError(ValueError):
+    """These images cannot be split as asked; the message says what to change."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientSplit:
+    """Indices of one client's images."""
+
+    train: Tensor
+    test: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Indices into one image set: the server's buffer, and each client's images by name."""
+
+    buffer: Tensor
+    clients: dict[str, ClientSplit]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain lists, for ``partition.json``."""
+        clients = {n: {"train": c.train.tolist(), "test": c.test.tolist()} for n, c in self.clients.items()}
+        return {"buffer": self.buffer.tolist(), "clients": clients}
+
+    @classmethod
+    def from_json(cls, data: dict[str, object]) -> Partition:
+        """Inverse of :meth:`to_json`."""
+        clients: Any = data.get("clients")
+        try:
+            splits = {str(n): ClientSplit(_indices(c["train"]), _indices(c["test"])) for n, c in clients.items()}
+            return cls(_indices(data["buffer"]), splits)
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise PartitionError("not a partition; make it anew from the run's config") from error
+
+
+def _indices(values: Any) -> Tensor:
+    """Positions as int64; anything but a flat list of whole numbers is an error."""
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise TypeError("positions must be a list of whole numbers")
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def client_names(count: int) -> list[str]:
+    """``client-00``, ``client-01``, ...: as many digits as are needed, at least two."""
+    digits = max(2, len(str(count - 1)))
+    return [f"client-{i:0{digits}d}" for i in range(count)]
+
+
+Assign = Callable[[np.ndarray, int, np.random.Generator], list[np.ndarray]]
+
+
+def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Every client gets an equal share of a random order."""
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
+
+
+def dirichlet(beta: float) -> Assign:
+    """For each class, shares of the clients drawn from Dirichlet(beta): small beta, few classes per client (Sec. 5)."""
+    if not 0 < beta < float("inf"):
+        raise PartitionError(f"beta must be a positive number, not {beta}; the paper uses 0.1, 0.5 and 5")
+
+    def assign(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            shares = rng.dirichlet(np.full(clients, beta))
+            if not np.isfinite(shares).all():
+                raise PartitionError(f"beta {beta} is out of a computer's range; the paper uses 0.1, 0.5 and 5")
+            cuts = (np.cumsum(shares)[:-1] * len(members)).astype(int)
+            for part, piece in zip(parts, np.split(members, cuts), strict=True):
+                part.append(piece)
+        return [np.sort(np.concatenate(part)) for part in parts]
+
+    return assign
+
+
+def classes_per_client(k: int) -> Assign:
+    """Every client holds k classes, dealt so that each class has as equal a number of holders as possible."""
+    if k < 1:
+        raise PartitionError(f"classes per client must be at least 1, not {k}")
+
+    def assign(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        classes = np.unique(labels)
+        if k > len(classes):
+            raise PartitionError(f"{k} classes per client, but the images have only {len(classes)} classes")
+        if clients * k < len(classes):
+            raise PartitionError(
+                f"{clients} clients with {k} classes each cannot hold {len(classes)} classes; "
+                f"use at least {-(-len(classes) // k)} clients or more classes per client"
+            )
+        order = rng.permutation(classes)
+        held = [[order[(c * k + j) % len(order)] for j in range(k)] for c in range(clients)]
+        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for label in classes:
+            holders = [c for c in range(clients) if label in held[c]]
+            members = rng.permutation(np.flatnonzero(labels == label))
+            for c, piece in zip(holders, np.array_split(members, len(holders)), strict=True):
+                parts[c].append(piece)
+        return [np.sort(np.concatenate(part)) for part in parts]
+
+    return assign
+
+
+def two_n_way(minority: float) -> Assign:
+    """The paper's 2n-way skew (App. A.4): n clients, 2n classes; client k has classes 2k and 2k+1 and few of the others.
+
+    ``minority`` is the share of each class that is spread evenly over the clients that do not own it.
+    """
+    if not 0 <= minority < 1:
+        raise PartitionError(f"the minority share must be in [0, 1), not {minority}")
+
+    def assign(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        classes = np.unique(labels)
+        if len(classes) != 2 * clients:
+            raise PartitionError(
+                f"the 2n-way skew needs twice as many classes as clients: {len(classes)} classes go with "
+                f"{len(classes) // 2} clients, not {clients}"
+            )
+        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for i, label in enumerate(classes):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            others = rng.permutation([c for c in range(clients) if c != i // 2])
+            few = round(minority * len(members)) if clients > 1 else 0
+            parts[i // 2].append(members[few:])
+            if few:
+                for c, piece in zip(others, np.array_split(members[:few], len(others)), strict=True):
+                    parts[c].append(piece)
+        return [np.sort(np.concatenate(part)) for part in parts]
+
+    return assign
+
+
+def natural(groups: Sequence[str]) -> dict[str, np.ndarray]:
+    """One client per group (folder or metadata value), named after it, in sorted order."""
+    for name in sorted(set(groups)):
+        if not name.isprintable() or name.strip(". ") != name or not name or set(name) & set('/\\:*?"<>|'):
+            raise PartitionError(
+                f"group {name!r} cannot name a client's folder; rename it without / \\ : * ? and outer dots"
+            )
+    values = np.asarray(groups)
+    return {name: np.flatnonzero(values == name) for name in sorted(set(groups))}
+
+
+def make_partition(
+    count: int,
+    labels: Tensor | None,
+    assign: Assign,
+    clients: int,
+    buffer_ratio: float,
+    seed: int,
+    test_fraction: float = 0.2,
+    remedy: str = "fewer clients or more images",
+) -> Partition:
+    """Draw the buffer, deal the rest to the clients, and cut each client's share into training and test images.
+
+    Draws are repeated (up to 200 times) until every client has at least 8 training and 2 test images.
+
+    Args:
+        count: number of images.
+        labels: (count,) of them, or None if ``assign`` does not need them.
+        assign: deals images to clients by their labels.
+        clients: their number.
+        buffer_ratio: share of the images that goes to the server's buffer.
+        seed: of all draws.
+        test_fraction: share of each client's images that is its test set.
+        remedy: what an error about too small shares recommends.
+    """
+    if clients < 1:
+        raise PartitionError(f"at least 1 client is needed, not {clients}")
+    values = _values(count, labels)
+    buffer, rest = _buffer(count, buffer_ratio, seed)
+    needed = MIN_TRAIN + MIN_TEST
+    if len(rest) < clients * needed:
+        most = len(rest) // needed
+        advice = f"use at most {most} clients, or more images" if most else "use more images"
+        raise PartitionError(
+            f"{len(rest)} images (after the buffer) are too few for {clients} clients with at least {needed} each; {advice}"
+        )
+    smallest = 0
+    for attempt in range(_TRIES):
+        rng = np.random.default_rng([seed, 1, attempt])
+        shares = assign(values[rest], clients, rng)
+        smallest = max(smallest, min(map(len, shares)))
+        if smallest >= needed:
+            named = {name: rest[share] for name, share in zip(client_names(clients), shares, strict=True)}
+            return Partition(buffer, _cut(named, values, test_fraction, rng))
+    raise PartitionError(
+        f"no split of {len(rest)} images over {clients} clients gave everyone {needed} images in {_TRIES} draws (the best "
+        f"left someone {smallest}); use {remedy}"
+    )
+
+
+def natural_partition(
+    groups: Sequence[str],
+    labels: Tensor | None,
+    buffer_ratio: float,
+    seed: int,
+    test_fraction: float = 0.2,
+) -> Partition:
+    """One client per group, named after it; the buffer comes from all groups."""
+    values = _values(len(groups), labels)
+    members = natural(groups)
+    buffer, rest = _buffer(len(groups), buffer_ratio, seed)
+    shares = {name: np.intersect1d(share, rest, assume_unique=True) for name, share in members.items()}
+    needed = MIN_TRAIN + MIN_TEST
+    small = [name for name, share in shares.items() if len(share) < needed]
+    if small:
+        raise PartitionError(
+            f"{len(small)} of {len(shares)} groups have fewer than {needed} images after the buffer (first: '{small[0]}' with "
+            f"{len(shares[small[0]])}); merge or remove small groups, or use a smaller buffer_ratio"
+        )
+    return Partition(buffer, _cut(shares, values, test_fraction, np.random.default_rng([seed, 1, 0])))
+
+
+def _values(count: int, labels: Tensor | None) -> np.ndarray:
+    """Labels as numpy; all zero without."""
+    if labels is None:
+        return np.zeros(count, dtype=np.int64)
+    if labels.shape != (count,):
+        raise PartitionError(f"labels must be ({count},) like the images, not {tuple(labels.shape)}")
+    values: np.ndarray = labels.cpu().numpy()
+    return values
+
+
+def _buffer(count: int, ratio: float, seed: int) -> tuple[Tensor, np.ndarray]:
+    if not 0 < ratio < 1:
+        raise PartitionError(f"buffer_ratio must be between 0 and 1, not {ratio}; the paper's buffer is 0.1")
+    if seed < 0:
+        raise PartitionError(f"seed must not be negative, not {seed}")
+    size = round(count * ratio)
+    if size < 2:
+        raise PartitionError(
+            f"buffer_ratio {ratio} of {count} images leaves a buffer of {size}; use a larger ratio or more images"
+        )
+    order = np.random.default_rng([seed, 0]).permutation(count)
+    return torch.from_numpy(np.sort(order[:size])), np.sort(order[size:])
+
+
+def _cut(
+    shares: dict[str, np.ndarray], values: np.ndarray, test_fraction: float, rng: np.random.Generator
+) -> dict[str, ClientSplit]:
+    """Training and test images of each client, stratified: each class is cut in the same proportion, up to one image.
+
+    The share is put in order of label (random within a label), and test images are taken at equal steps from a random start.
+    """
+    if not 0 < test_fraction < 1:
+        raise PartitionError(f"test_fraction must be between 0 and 1, not {test_fraction}; 0.2 is usual")
+    splits = {}
+    for name, share in shares.items():
+        shuffled = rng.permutation(share)
+        order = shuffled[np.argsort(values[shuffled], kind="stable")]
+        held = min(max(MIN_TEST, round(len(order) * test_fraction)), len(order) - MIN_TRAIN)
+        places = ((np.arange(held) + rng.random()) * (len(order) / held)).astype(np.int64)
+        test = np.zeros(len(order), dtype=bool)
+        test[np.minimum(places, len(order) - 1)] = True
+        splits[name] = ClientSplit(torch.from_numpy(np.sort(order[~test])), torch.from_numpy(np.sort(order[test])))
+    return splits
+
+
+@dataclass(frozen=True)
+class PartitionKind:
+    """A way to deal images to clients; ``assign`` makes it from the settings, None for natural groups."""
+
+    description: str
+    needs_labels: bool
+    assign: Callable[[float, int, float], Assign] | None
+    remedy: str = "fewer clients or more images"
+
+
+PARTITIONS: dict[str, PartitionKind] = {
+    "iid": PartitionKind("every client gets an equal random share", False, lambda beta, k, minority: iid),
+    "dirichlet": PartitionKind(
+        "shares of each class drawn from Dirichlet(beta); small beta, few classes per client",
+        True,
+        lambda beta, k, minority: dirichlet(beta),
+        "a larger beta, fewer clients or more images",
+    ),
+    "classes": PartitionKind(
+        "every client holds classes_per_client classes",
+        True,
+        lambda beta, k, minority: classes_per_client(k),
+        "more classes per client, fewer clients or more images",
+    ),
+    "skew": PartitionKind(
+        "the paper's 2n-way skew: n clients own two classes each; a minority share of each class goes to the others",
+        True,
+        lambda beta, k, minority: two_n_way(minority),
+    ),
+    "natural": PartitionKind("one client per folder or metadata value, named after it", False, None),
+}
+
+
+def build_partition(
+    images: ImageSet,
+    kind: str,
+    clients: int | None = None,
+    beta: float = 0.1,
+    classes_per_client: int = 2,
+    minority: float = 0.05,
+    buffer_ratio: float = 0.1,
+    seed: int = 0,
+) -> Partition:
+    """Split an image set as one of ``PARTITIONS`` says.
+
+    Args:
+        images: what to split.
+        kind: a name in ``PARTITIONS``.
+        clients: their number; may be None for ``natural``, where it is the number of groups.
+        beta: of ``dirichlet``.
+        classes_per_client: of ``classes``.
+        minority: of ``skew``.
+        buffer_ratio: share of the images that becomes the server's buffer.
+        seed: the same seed gives the same partition.
+
+    Raises:
+        PartitionError: says which setting cannot work and what to change.
+    """
+    if kind not in PARTITIONS:
+        close = difflib.get_close_matches(kind, PARTITIONS, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(PARTITIONS)}"
+        raise PartitionError(f"no partition '{kind}'; {hint}")
+    entry = PARTITIONS[kind]
+    if entry.needs_labels and images.labels is None:
+        raise PartitionError(f"partition '{kind}' needs labels and these images have none; use iid or natural")
+    if entry.assign is None:
+        if images.groups is None:
+            raise PartitionError("these images have no natural groups; put each client's into a folder, or use iid")
+        found = len(set(images.groups))
+        if clients is not None and clients != found:
+            raise PartitionError(f"these images have {found} natural groups, not {clients}; set clients={found}")
+        return natural_partition(images.groups, images.labels, buffer_ratio, seed)
+    if clients is None:
+        raise PartitionError(f"partition '{kind}' needs a number of clients; set clients=10, say")
+    assign = entry.assign(beta, classes_per_client, minority)
+    return make_partition(len(images), images.labels, assign, clients, buffer_ratio, seed, remedy=entry.remedy)
+
+
+def label_counts(partition: Partition, labels: Tensor) -> dict[str, dict[str, list[int]]]:
+    """How many training and test images of each class every client has: ``{client: {"train": [...], "test": [...]}}``."""
+    classes = int(labels.max()) + 1
+    return {
+        name: {
+            part: torch.bincount(labels[indices], minlength=classes).tolist()
+            for part, indices in (("train", split.train), ("test", split.test))
+        }
+        for name, split in partition.clients.items()
+    }

@@ -1,0 +1,112 @@
+"""One encoded picture, of any kind, to RGB pixels: shared by the readers of folders and of parquet files."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedqssl.data.images import DataError, DataWarning
+
+MAX_PIXELS = 64_000_000  # a larger picture is refused before it is decoded: it may be a decompression bomb
+
+OnBad = Literal["error", "skip"]
+
+
+class MissingExtraError(DataError, ImportError):
+    """An optional package is needed; the message says which, and how to get it."""
+
+
+class CorruptImageError(DataError):
+    """A picture that cannot be decoded; the message names it."""
+
+
+def import_extra(module: str, package: str, purpose: str) -> Any:
+    """Import an optional module, or say how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(f"{purpose} needs {package}: pip install 'fedqssl[data]'") from error
+
+
+def check_on_bad(on_bad: str) -> None:
+    """Refuse anything but ``error`` and ``skip``."""
+    if on_bad not in ("error", "skip"):
+        raise DataError(f"on_bad must be 'error' or 'skip', not '{on_bad}'")
+
+
+def decode(source: bytes | Path, where: str, size: int | None = None) -> npt.NDArray[np.uint8]:
+    """Pixels (H, W, 3) of one picture, upright; cropped to its centre square and resized when ``size`` is given.
+
+    Grey, palette, CMYK and 16-bit pictures become 8-bit RGB; what is transparent becomes white; of an animation the first
+    frame counts.
+
+    Raises:
+        CorruptImageError: the picture is damaged, of an unknown kind or larger than ``MAX_PIXELS``.
+    """
+    pillow = import_extra("PIL.Image", "pillow", "reading images")
+    ops = import_extra("PIL.ImageOps", "pillow", "reading images")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pillow warns of bombs and odd metadata; what matters is checked below
+            with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+                width, height = picture.size
+                if width * height > MAX_PIXELS:
+                    raise CorruptImageError(
+                        f"{where}: {width}x{height} pixels are more than {MAX_PIXELS:,}; shrink or remove the picture"
+                    )
+                if size is not None:
+                    picture.draft(
+                        None, (2 * size, 2 * size)
+                    )  # JPEG only: decode at a fraction of the size, much faster
+                rgb = _to_rgb(pillow, ops.exif_transpose(picture))
+                if size is not None and rgb.size != (size, size):
+                    rgb = ops.fit(rgb, (size, size), method=pillow.Resampling.BILINEAR)
+                return np.asarray(rgb, dtype=np.uint8)
+    except CorruptImageError:
+        raise
+    except Exception as error:  # pillow's decoders raise many types, among them SyntaxError and struct.error
+        message = f"{where}: corrupt image ({line(error)}); fetch the file again or remove it"
+        raise CorruptImageError(message) from error
+
+
+def _to_rgb(pillow: Any, picture: Any) -> Any:
+    """8-bit RGB of any mode of pillow's."""
+    if picture.mode == "F" or picture.mode.startswith("I"):
+        return pillow.fromarray(_to_bytes(np.asarray(picture))).convert("RGB")
+    if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
+        rgba = picture.convert("RGBA")
+        white = pillow.new("RGBA", rgba.size, "white")
+        return pillow.alpha_composite(white, rgba).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _to_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Grey values to 0..255: floats up to 1 are shares of white, integers beyond 255 are 16-bit."""
+    top = float(np.nan_to_num(values).max(initial=0))
+    if values.dtype.kind == "f":
+        scaled = values * 255 if top <= 1 else values
+    else:
+        scaled = values / 257 if top > 255 or values.dtype.itemsize == 2 else values
+    pixels: npt.NDArray[np.uint8] = np.rint(np.clip(np.nan_to_num(scaled), 0, 255)).astype(np.uint8)
+    return pixels
+
+
+def warn_skipped(skipped: list[str], source: Path) -> None:
+    """One warning that counts and names what was left out."""
+    if skipped:
+        more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+        warnings.warn(f"{source}: skipped {len(skipped)}: {'; '.join(skipped[:5])}{more}", DataWarning, stacklevel=3)
+
+
+def line(error: BaseException) -> str:
+    """The first line of an error's message, or its type when it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+__all__ = ["MAX_PIXELS", "CorruptImageError", "MissingExtraError", "OnBad", "decode"]

@@ -1,0 +1,133 @@
+"""Datasets by name: everything that the setting ``data`` can be."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedqssl.data.cifar import read_cifar
+from fedqssl.data.digits import digits
+from fedqssl.data.fetch import Progress
+from fedqssl.data.folder import read_folder
+from fedqssl.data.images import DataError, ImageSet, resized
+from fedqssl.data.parquet import read_parquet
+from fedqssl.data.pixels import OnBad, check_on_bad
+from fedqssl.data.scenes import scenes
+
+Split = Literal["train", "test"]
+
+SCENES_IMAGES = {"train": 5000, "test": 2000}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is wanted of a dataset; ``path`` is what follows the colon of ``folder:`` and ``parquet:``."""
+
+    split: Split
+    data_dir: Path | None
+    on_bad: OnBad
+    size: int
+    path: Path
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A source of images; ``takes_path`` ones are written ``name:PATH``."""
+
+    name: str
+    description: str
+    load: Callable[[Request], ImageSet]
+    takes_path: bool = False
+
+
+DATASETS: dict[str, Dataset] = {
+    entry.name: entry
+    for entry in (
+        Dataset(
+            "scenes",
+            "embedded: ten textures, 32x32 colour, 5,000 + 2,000 images drawn by formula",
+            lambda request: resized(scenes(SCENES_IMAGES[request.split], request.split), request.size),
+        ),
+        Dataset(
+            "digits",
+            "scikit-learn's hand-written digits, grey, 1,437 + 360 images (pip install 'fedqssl[data]')",
+            lambda request: digits(request.split, request.size),
+        ),
+        Dataset(
+            "cifar10",
+            "CIFAR-10: 50,000 + 10,000 images of 10 classes; in data_dir or downloaded once (162 MB)",
+            lambda request: _cifar("cifar10", request),
+        ),
+        Dataset(
+            "cifar100",
+            "CIFAR-100: 50,000 + 10,000 images of 100 classes; in data_dir or downloaded once (161 MB)",
+            lambda request: _cifar("cifar100", request),
+        ),
+        Dataset(
+            "folder",
+            "folder:PATH, images of any kind and size; sub-folders are classes, if there are any",
+            lambda request: read_folder(request.path, request.split, request.size, request.on_bad),
+            takes_path=True,
+        ),
+        Dataset(
+            "parquet",
+            "parquet:PATH, a folder of train-*.parquet and test-*.parquet in the Hugging Face layout",
+            lambda request: read_parquet(request.path, request.split, size=request.size, on_bad=request.on_bad),
+            takes_path=True,
+        ),
+    )
+}
+
+
+def _cifar(name: str, request: Request) -> ImageSet:
+    return resized(read_cifar(name, request.split, request.data_dir, request.progress), request.size)
+
+
+def load_dataset(
+    spec: str,
+    split: Split,
+    data_dir: Path | None = None,
+    on_bad: OnBad = "error",
+    size: int = 32,
+    progress: Progress | None = None,
+) -> ImageSet:
+    """Load one split of a dataset.
+
+    Args:
+        spec: a name in ``DATASETS``, or ``folder:PATH`` or ``parquet:PATH``.
+        split: ``train`` or ``test``.
+        data_dir: where official archives are, or are downloaded to.
+        on_bad: a corrupt image of a folder or parquet file is an ``error``, or is left out with a warning (``skip``).
+        size: height and width of the images returned.
+        progress: told about downloads.
+
+    Raises:
+        DataError: one line that says what to do.
+    """
+    name, colon, path = spec.partition(":")
+    if name not in DATASETS:
+        close = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.5)
+        hint = f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(map(_written, DATASETS.values()))}"
+        raise DataError(f"no dataset '{spec}'; {hint}")
+    entry = DATASETS[name]
+    if entry.takes_path and not path:
+        raise DataError(f"dataset '{name}' needs a path; write {name}:PATH")
+    if colon and not entry.takes_path:
+        raise DataError(f"dataset '{name}' takes no path; write {name}")
+    if split not in ("train", "test"):
+        raise DataError(f"no split '{split}'; use train or test")
+    check_on_bad(on_bad)
+    if size < 1:
+        raise DataError(f"size must be at least 1, not {size}; 32 is usual")
+    return entry.load(Request(split, data_dir, on_bad, size, Path(path).expanduser(), progress))
+
+
+def _written(entry: Dataset) -> str:
+    return f"{entry.name}:PATH" if entry.takes_path else entry.name
+
+
+__all__ = ["DATASETS", "Dataset", "load_dataset"]
