@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fedqssl.lowbit import LowBitOptions, Precision, layers, to_lowbit
 from fedqssl.lowbit.activation import Activation, Sink, pack_values, thread
-from fedqssl.lowbit.functions import convolve
+from fedqssl.lowbit.functions import convolve, integer_path
 from fedqssl.models.resnet import ResNet
 from fedqssl.quant.kernels import intconv, native, use
 
@@ -194,7 +194,7 @@ def test_layer_with_integer_and_float_convolution(shape: int, bits: int, monkeyp
             monkeypatch.setattr(intconv, "available", lambda: False)
         with use("auto" if integers else "torch"):
             conv, norm = layer_pair(c_in, c_out, bits, **conv_args)
-            assert norm.want_codes == integers
+            assert integer_path(bits, conv) == integers
             here = x if integers else Activation(x.thread, bits, x.step, x.packed, None, x.values, sink=Sink())
             found.append(run(conv, norm, here, None))
         h, hat = exact(conv, norm, x, None)

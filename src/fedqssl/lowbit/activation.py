@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedqssl.lowbit.scratch import POOL
 from fedqssl.quant.kernels import ops
+from fedqssl.quant.packing import packed_size
 
 
 def to_rows(x: Tensor) -> Tensor:
@@ -76,9 +78,9 @@ class Sink:
 class Activation:
     """Codes of ``bits`` bits; code k stands for ``low + k * step`` (low is 0 behind an activation function).
 
-    ``packed`` (rows order, kept for the backward pass) exists while gradients are recorded; ``codes`` (uint8) or ``values``
-    (float) is the view that the next layer reads, whichever its kernel wants, and goes with this object. Consumers that know of
-    ``sink`` leave their gradient there instead of returning it to autograd.
+    ``packed`` (rows order) is kept for the backward pass. The next layer reads ``codes`` (uint8, up to 8 bits) if they are
+    there, else ``values`` (floats), else it unpacks; these views go with this object. Consumers that know of ``sink`` leave
+    their gradient there instead of returning it to autograd.
     """
 
     thread: Tensor
@@ -106,8 +108,17 @@ class Activation:
             return self.values
         if self.codes is not None:
             return self.codes.to(torch.float32) * self.step + self.low
+        return self.images(0, self.shape[0], pooled=True)
+
+    def images(self, start: int, count: int, pooled: bool = False) -> Tensor:
+        """The float view of some images, channels_last; ``start`` a multiple of 8."""
+        if self.values is not None:
+            return self.values[start : start + count]
+        if self.codes is not None and self.low == 0:
+            part = self.codes[start : start + count]
+            return unpack_values(to_rows(part).flatten(), Code(8, self.step, 0.0, part.shape))
         assert self.packed is not None
-        return unpack_values(self.packed, self.code)
+        return unpack_images(self.packed, self.code, start, count, pooled)
 
     def to_tensor(self) -> Tensor:
         """The float view inside autograd, for operators that are not low-bit (pooling, a model's output)."""
@@ -134,10 +145,21 @@ def unpack_values(packed: Tensor, code: Code) -> Tensor:
     return from_rows(flat, code.shape)
 
 
+def unpack_images(packed: Tensor, code: Code, start: int, count: int, pooled: bool = False) -> Tensor:
+    """The float view of images ``start`` (a multiple of 8) to ``start + count`` of a packed activation."""
+    count = min(count, code.shape[0] - start)
+    part = Code(code.bits, code.step, code.low, torch.Size((count, *code.shape[1:])))
+    first = start * code.shape[1:].numel() * code.bits // 8
+    stream = packed[first : first + packed_size(part.shape.numel(), code.bits)]
+    out = POOL.take(part.shape.numel(), packed.device) if pooled else None
+    flat = ops(stream).unpack_affine(stream, part.bits, part.shape.numel(), part.step, part.low, out)
+    return from_rows(flat, part.shape)
+
+
 class _ToTensor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, thread: Tensor, activation: Activation) -> Tensor:
-        return activation.floats().clone() if activation.values is not None else activation.floats()
+        return activation.floats().clone()  # views and pooled buffers must not escape
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, g: Tensor) -> tuple[Tensor, None]:

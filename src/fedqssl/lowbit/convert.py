@@ -255,7 +255,7 @@ class _Builder:
         is_input = source.op == "placeholder" and self.options.quantize_input
         module: nn.Module
         if is_input:
-            module = InputCodes(self.precision, self.options)
+            module = InputCodes()
         else:
             module = RangeCodes(self.precision, top=self._top(source))
         name = f"lowbit_codes_{self.fresh}"

@@ -15,12 +15,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedqssl.lowbit import scratch
-from fedqssl.lowbit.activation import Activation, Code, Sink, from_rows, pack_values, thread, to_rows, unpack_values
+from fedqssl.lowbit.activation import (
+    Activation,
+    Code,
+    Sink,
+    from_rows,
+    pack_values,
+    thread,
+    to_rows,
+    unpack_images,
+    unpack_values,
+)
 from fedqssl.lowbit.scratch import POOL
 from fedqssl.quant import bit_conv2d, quantile_round
 from fedqssl.quant.kernels import intconv, native, ops
 from fedqssl.quant.kernels.types import NormAct
-from fedqssl.quant.packing import pack, packed_size
+from fedqssl.quant.packing import pack
 
 if TYPE_CHECKING:
     from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm
@@ -64,9 +74,12 @@ def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
             return bit_conv2d(x.codes, layer.weight.unpacked(), 1, 1, *steps, scale)
         if integer_path(x.bits, layer):
             w, scale = layer.weight.integers()
-            return _in_chunks(x.codes, lambda part: intconv.conv2d(part, w, *steps, layer.groups, scale * x.step))
+            codes = x.codes
+            return _in_chunks(
+                x.shape, lambda i, n: intconv.conv2d(codes[i : i + n], w, *steps, layer.groups, scale * x.step)
+            )
     floats = layer.weight.effective().contiguous(memory_format=torch.channels_last)
-    return _in_chunks(x.floats(), lambda part: F.conv2d(part, floats, None, *steps, layer.groups))
+    return _in_chunks(x.shape, lambda i, n: F.conv2d(x.images(i, n), floats, None, *steps, layer.groups))
 
 
 def _chunk_images(shape: torch.Size) -> int:
@@ -77,22 +90,22 @@ def _chunk_images(shape: torch.Size) -> int:
 
 
 def _in_chunks(
-    x: Tensor, operator: Callable[[Tensor], Tensor], into: Tensor | None = None, overwrite: bool = False
+    shape: torch.Size, operator: Callable[[int, int], Tensor], into: Tensor | None = None, over: Tensor | None = None
 ) -> Tensor:
-    """``operator`` of x, image chunk by image chunk if its output is large, in a pooled buffer.
+    """``operator(start, count)`` over the images of a batch of ``shape``, in chunks if it is large, in a pooled buffer.
 
-    Or added to ``into``; or, with ``overwrite``, in the place of x itself, whose chunks are done with as they are read.
+    Or added to ``into``; or written over ``over``, which the operator reads and whose chunks are done with as they are read.
     """
-    count = _chunk_images(x.shape)
-    if x.device.type != "cpu" or x.shape[0] <= count:
-        part = operator(x)
+    count = _chunk_images(shape)
+    if shape[0] <= count:
+        part = operator(0, shape[0])
         return part if into is None else into.add_(part)
-    out = x if overwrite else into
-    for start in range(0, x.shape[0], count):
-        part = operator(x[start : start + count])
+    out = into if over is None else over
+    for start in range(0, shape[0], count):
+        part = operator(start, count)
         if out is None:
-            shape = torch.Size((x.shape[0], *part.shape[1:]))
-            out = from_rows(POOL.take(shape.numel(), x.device), shape)
+            whole = torch.Size((shape[0], *part.shape[1:]))
+            out = from_rows(POOL.take(whole.numel(), part.device), whole)
         if into is None:
             out[start : start + count] = part
         else:
@@ -146,19 +159,14 @@ def _weight_gradient(g: Tensor, packed: Tensor, code: Code, layer: LowBitConv2d)
     """dL/dw with the input unpacked a chunk of images at a time: its float view never exists as a whole."""
     w = torch.zeros((), device=g.device).expand(layer.weight.shape)  # only its shape matters
     count = _chunk_images(code.shape)
-    per_image = code.shape[1:].numel()
     total: Tensor | None = None
     for start in range(0, code.shape[0], count):
-        images = min(count, code.shape[0] - start)
-        first = start * per_image * code.bits // 8
-        last = first + packed_size(images * per_image, code.bits)
-        part = Code(code.bits, code.step, code.low, torch.Size((images, *code.shape[1:])))
-        x = unpack_values(packed[first:last], part)
+        x = unpack_images(packed, code, start, count)
         stride = layer.stride
         if _strided_pointwise(layer):
             x = x[:, :, :: stride[0], :: stride[1]].contiguous(memory_format=torch.channels_last)
             stride = (1, 1)
-        part_g = _conv_backward(g[start : start + images], x, w, layer, stride, 1)
+        part_g = _conv_backward(g[start : start + count], x, w, layer, stride, 1)
         total = part_g if total is None else total + part_g
     assert total is not None
     return total
@@ -176,8 +184,8 @@ def _input_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d, into: Ten
 
     if not _strided_pointwise(layer):
         # Behind a batch norm, g is that layer's own output and nobody reads it again.
-        overwrite = into is None and not layer.quantizes_gradient and g.shape == shape
-        return _in_chunks(g, backward, into, overwrite)
+        ours = into is None and not layer.quantizes_gradient and g.shape == shape
+        return _in_chunks(g.shape, lambda i, n: backward(g[i : i + n]), into, over=g if ours else None)
     out = into if into is not None else from_rows(POOL.take(shape.numel(), g.device), shape).zero_()
     out[:, :, :: layer.stride[0], :: layer.stride[1]] += backward(g, tuple(g.shape[2:]), (1, 1))
     return out

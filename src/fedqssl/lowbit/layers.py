@@ -12,18 +12,11 @@ from fedqssl.lowbit.functions import Convolve, Multiply, NormActivate, QuantizeR
 from fedqssl.lowbit.precision import HAT_STEPS, LowBitOptions, Precision
 from fedqssl.lowbit.scratch import POOL
 from fedqssl.lowbit.weight import LowBitWeight
-from fedqssl.quant.kernels import intconv, ops
+from fedqssl.quant.kernels import ops
 from fedqssl.quant.kernels.types import Norm, NormAct
 from fedqssl.quant.packing import pack
 
 INPUT_BITS = 8
-
-
-def reads_codes(x_bits: int, precision: Precision, options: LowBitOptions) -> bool:
-    """Whether the next convolution reads uint8 codes (integer arithmetic) rather than floats."""
-    if options.weights == "value" or x_bits > 8 or not intconv.available():
-        return False
-    return intconv.fits(2**x_bits - 1, 2**precision.weight - 1)
 
 
 class _WeightLayer(nn.Module):
@@ -127,7 +120,6 @@ class LowBitNorm(nn.Module):
         self.normalizes = norm is not None
         self.eps = norm.eps if norm is not None else 0.0
         self.momentum = norm.momentum if norm is not None else 0.0
-        self.want_codes = reads_codes(precision.activation, precision, options)
         weight, bias = (norm.weight, norm.bias) if norm is not None else (None, None)
         self.weight = None if weight is None else nn.Parameter(weight.detach().clone())
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
@@ -169,12 +161,13 @@ class LowBitNorm(nn.Module):
             hat_bits=hat_bits,
             hat_step=HAT_STEPS.get(hat_bits, 1.0),
             save=save,
-            want_codes=self.want_codes,
-            want_values=not self.want_codes,
+            want_codes=bits <= 8,
+            want_values=bits > 8
+            and not save,  # while packed codes are there, the next layer unpacks them chunk by chunk
             residual_codes=residual_codes,
             residual_values=residual_values,
             residual_step=codes.step if codes is not None else 0.0,
-            values_out=None if bits and self.want_codes else POOL.take_like(rows),
+            values_out=None if 0 < bits <= 8 or (bits and save) else POOL.take_like(rows),
         )
 
     def coefficients(self, rows: Tensor, gamma: Tensor | None, beta: Tensor | None) -> tuple[Norm, Tensor, bool]:
@@ -221,10 +214,6 @@ class LowBitNorm(nn.Module):
 class InputCodes(nn.Module):
     """The model's input: images in [0, 1] as 8-bit codes (PAPER-TO-CODE, section 4)."""
 
-    def __init__(self, precision: Precision, options: LowBitOptions) -> None:
-        super().__init__()
-        self.want_codes = reads_codes(INPUT_BITS, precision, options)
-
     def forward(self, x: Tensor) -> Activation:
         """Floats in [0, 1] to 8-bit codes."""
         top = 2**INPUT_BITS - 1
@@ -240,8 +229,7 @@ class InputCodes(nn.Module):
         codes = (x * top).round().clamp(0, top).to(torch.uint8).contiguous(memory_format=fmt)
         rows = codes.permute(0, 2, 3, 1) if x.dim() == 4 else codes
         packed = pack(rows.contiguous().flatten(), INPUT_BITS)
-        values = None if self.want_codes else codes.to(torch.float32) * (1.0 / top)
-        return Activation(thread(x.shape, x.device), INPUT_BITS, 1.0 / top, packed, codes, values)
+        return Activation(thread(x.shape, x.device), INPUT_BITS, 1.0 / top, packed, codes, None)
 
 
 class RangeCodes(nn.Module):

@@ -158,9 +158,9 @@ def quantize_pack(x: Tensor, bits: int, mul: float) -> Tensor:
     return out
 
 
-def unpack_affine(packed: Tensor, bits: int, n: int, mul: float, add: float) -> Tensor:
+def unpack_affine(packed: Tensor, bits: int, n: int, mul: float, add: float, out: Tensor | None = None) -> Tensor:
     """See :func:`.reference.unpack_affine`."""
-    out = _floats(n)
+    out = _floats(n) if out is None else out
     _call("fq_unpack_affine", packed.data_ptr(), n, bits, mul, add, out.data_ptr(), _threads())
     return out
 

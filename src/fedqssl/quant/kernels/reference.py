@@ -60,9 +60,10 @@ def quantize_pack(x: Tensor, bits: int, mul: float) -> Tensor:
     return pack(round_codes(x * mul, 2**bits - 1).to(torch.int32).to(code_dtype(bits)), bits)
 
 
-def unpack_affine(packed: Tensor, bits: int, n: int, mul: float, add: float) -> Tensor:
-    """``code * mul + add`` as a flat float tensor."""
-    return unpack(packed, bits, n).to(torch.float32).mul_(mul).add_(add)
+def unpack_affine(packed: Tensor, bits: int, n: int, mul: float, add: float, out: Tensor | None = None) -> Tensor:
+    """``code * mul + add`` as a flat float tensor; into ``out`` if given."""
+    values = unpack(packed, bits, n).to(torch.float32).mul_(mul).add_(add)
+    return values if out is None else out.copy_(values)
 
 
 def unpack_table(packed: Tensor, bits: int, n: int, table: Tensor) -> Tensor:
