@@ -37,7 +37,7 @@ class _Tracer(fx.Tracer):
         self.skip = skip
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if module_qualified_name in self.skip:
+        if module_qualified_name in self.skip or getattr(m, "is_traced_whole", False):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 

@@ -1,0 +1,1 @@
+"""Engines move bytes between the two roles; no algorithm inside."""

@@ -1,0 +1,35 @@
+"""Re-quantization (Algorithm 1, line 14): low-bit fine-tuning on D_g, so that what is handed out is an s-bit model."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fedqssl.federated.randomness import derived_seed, generator
+from fedqssl.federated.server.aggregate import State
+from fedqssl.federated.task import Task, train_epoch
+from fedqssl.lowbit import LowBitSGD, to_bytes
+from fedqssl.lowbit.policy import state_of
+
+
+def write_state(model: nn.Module, state: State) -> None:
+    """Fill a model of any bits from floats; codes are rounded to nearest. Names the model lacks are left out."""
+    for name, entry in state_of(model).items():
+        if entry.role in ("quantized", "averaged") and name in state:
+            entry.assign(state[name].reshape(entry.shape))
+
+
+def requantize(state: State, bits: int, buffer: Tensor, task: Task, round_number: int, epochs: int, lr: float) -> bytes:
+    """The s-bit model of an aggregated state: the same for every client of these bits, so made once per bitwidth.
+
+    The server has full precision, so the fine-tuning keeps float shadow weights (rule ``latent``); only codes are sent.
+    At 32 bits it is the identity.
+    """
+    model = task.converted(bits)
+    write_state(model, state)
+    if bits != 32 and epochs:
+        seed = derived_seed(task.seed, "re-quantization rounding", bits, round_number)
+        opt = LowBitSGD(model, lr, rule="latent", seed=seed)
+        draws = generator(task.seed, "re-quantization", round_number)
+        for _ in range(epochs):
+            train_epoch(model, opt, buffer, task, draws)
+    return to_bytes(model)

@@ -1,0 +1,70 @@
+"""What client and server have in common: the network, the objective, and one epoch of Algorithm 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from fedqssl.federated.randomness import derived_seed
+from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
+from fedqssl.models.network import SelfSupervisedNetwork
+from fedqssl.models.registry import build_model
+from fedqssl.ssl.objectives import get_objective
+from fedqssl.ssl.views import two_views
+
+
+@dataclass(frozen=True)
+class Task:
+    """Settings that every role must share; built once from a run's configuration."""
+
+    model: str
+    width: int
+    in_channels: int
+    objective: str
+    temperature: float
+    batch_size: int
+    seed: int
+    options: LowBitOptions
+
+    def network(self) -> SelfSupervisedNetwork:
+        """The float network with the run's initial weights."""
+        with torch.random.fork_rng():
+            torch.manual_seed(derived_seed(self.seed, "initial weights") % 2**63)
+            encoder = build_model(self.model, self.width, self.in_channels)
+            heads = get_objective(self.objective).heads(int(encoder.feature_dim))  # type: ignore[arg-type]
+        return SelfSupervisedNetwork(encoder, heads)
+
+    def converted(self, bits: int) -> fx.GraphModule:
+        """The network in this many bits (32: the same function without rounding), initial weights quantized."""
+        return to_lowbit(self.network(), Precision.for_bits(bits), self.options)
+
+    def loss(self, outputs: Tensor) -> Tensor:
+        """The objective's loss."""
+        return get_objective(self.objective).loss(outputs, self.temperature)
+
+
+def batches(count: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+    """Indices of one epoch: full batches of a random order; fewer images than a batch make one batch."""
+    order = torch.randperm(count, generator=generator)
+    if count < batch_size:
+        return [order]
+    return list(order[: count // batch_size * batch_size].view(-1, batch_size))
+
+
+def train_epoch(
+    model: fx.GraphModule, opt: LowBitSGD | None, images: Tensor, task: Task, generator: torch.Generator
+) -> float:
+    """One epoch of Algorithm 2 over uint8 images; returns the mean loss. Without an optimiser nothing is updated."""
+    model.train(opt is not None)
+    total, steps = 0.0, 0
+    for index in batches(len(images), task.batch_size, generator):
+        views = two_views(images[index], generator)
+        with torch.set_grad_enabled(opt is not None):
+            loss = task.loss(model(views))
+        if opt is not None:
+            torch.autograd.backward(loss)
+            opt.step()
+        total, steps = total + float(loss.detach()), steps + 1
+    return total / steps
