@@ -1,0 +1,158 @@
+"""Whole runs at a size of seconds: same bytes after a kill, with other workers, with other labels."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedqssl.config import load_config
+from fedqssl.engines.context import build_context
+from fedqssl.lowbit import load_bytes, to_bytes
+from fedqssl.lowbit.container import read_header
+from fedqssl.runs import RunError, RunFolder, RunResult, execute, resume, start
+
+TINY = {
+    "model": "small_cnn",
+    "width": 4,
+    "images": 160,
+    "clients": 3,
+    "bits": [4, 8, 32],
+    "partition": "iid",
+    "rounds": 2,
+    "batch_size": 16,
+    "workers": 1,
+    "evaluation.probe_images": 100,
+}
+
+
+def tiny(**changes):
+    return load_config("smoke", {**TINY, **changes})
+
+
+def model_bytes(folder: Path) -> dict[str, bytes]:
+    return {p.parent.name: p.read_bytes() for p in sorted(folder.glob("clients/*/model.fqssl"))}
+
+
+def figures(result: RunResult) -> dict[str, object]:
+    values = json.loads(result.to_json())
+    for timing in ("client_seconds", "server_seconds", "peak_memory_bytes"):
+        del values[timing]
+    return values
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> RunResult:
+    return start(tiny(), tmp_path_factory.mktemp("runs") / "a", say=lambda line: None)
+
+
+def test_a_run_leaves_what_it_promises(finished):
+    names = {p.name for p in finished.folder.iterdir()}
+    assert {"config.toml", "environment.json", "partition.json", "metrics.jsonl", "result.json", "summary.md"} <= names
+    lines = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    assert set(lines[0]["weights"]) == {"client-00", "client-01", "client-02"}
+    assert abs(sum(lines[0]["weights"].values()) - 1) < 1e-9
+    assert figures(RunResult.read(finished.folder)) == figures(finished)
+
+
+def test_payloads_are_in_each_clients_bits_and_counted_by_their_length(finished):
+    context = build_context(tiny())
+    for name, data in model_bytes(finished.folder).items():
+        bits = context.bits[name]
+        assert read_header(data)["bits"] == str(bits) and finished.clients[name].bits == bits
+        load_bytes(context.task.converted(bits), data)
+    lines = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()]
+    last = sum(map(len, model_bytes(finished.folder).values()))
+    assert finished.bytes_up == sum(line["bytes_up"] for line in lines)
+    assert finished.bytes_down == sum(line["bytes_down"] for line in lines) + last
+    assert finished.bytes_up == sum(c.bytes_up for c in finished.clients.values())
+    first = sum(len(to_bytes(context.task.converted(b))) for b in context.bits.values())
+    assert lines[0]["bytes_down"] == first
+
+
+def test_existing_folders_are_not_overwritten_and_finished_runs_only_read(finished, tmp_path):
+    with pytest.raises(RunError, match="--overwrite"):
+        start(tiny(), finished.folder)
+    said = []
+    assert figures(resume(finished.folder, say=said.append)) == figures(finished) and "finished" in said[0]
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_text("mine")
+    with pytest.raises(RunError, match="not a run"):
+        start(tiny(), tmp_path / "photos", overwrite=True)
+    with pytest.raises(RunError, match=r"no config\.toml"):
+        resume(tmp_path)
+
+
+def test_two_workers_give_the_same_bytes(finished, tmp_path):
+    other = start(tiny(workers=2), tmp_path / "b", say=lambda line: None)
+    assert model_bytes(other.folder) == model_bytes(finished.folder)
+    assert figures(other) == figures(finished)
+
+
+def test_labels_change_no_byte_of_pre_training(finished, tmp_path):
+    """With the partition fixed: its train/test cut is stratified, so it may look at labels; training may not."""
+    context = build_context(tiny())
+    labels = context.train.labels
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(9))
+    assert not torch.equal(labels[order], labels)
+    other = dataclasses.replace(context, train=dataclasses.replace(context.train, labels=labels[order]))
+    folder = RunFolder.create(tmp_path / "b", overwrite=False)
+    execute._continue(other, folder, lambda line: None)
+    assert model_bytes(folder.path) == model_bytes(finished.folder)
+
+
+@pytest.mark.parametrize("seconds", [4.0, 5.5, 7.0])
+def test_kill_9_and_resume_give_the_same_bytes(finished, tmp_path, seconds):
+    folder = tmp_path / "killed"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[2]); from test_runs import tiny; from pathlib import Path; "
+        "from fedqssl.runs import start; start(tiny(), Path(sys.argv[1]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder), str(Path(__file__).parent)])
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL) if process.poll() is None else None
+    process.wait()
+    if not (folder / "config.toml").exists():
+        result = start(tiny(), folder, overwrite=True, say=lambda line: None)
+    else:
+        result = resume(folder, say=lambda line: None)
+    assert model_bytes(folder) == model_bytes(finished.folder)
+    assert figures(result) == figures(finished)
+
+
+def test_a_tampered_checkpoint_is_refused(finished, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.folder, copy)
+    (copy / "result.json").unlink()
+    target = sorted(copy.glob("checkpoints/round-*/bits-04.fqssl"))[-1]
+    target.write_bytes(target.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunError, match="was changed"):
+        resume(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"algorithm": "fed_magic"}, "fed_qssl"), ({"engine": "carrier-pigeon"}, "in_process")]
+)
+def test_unknown_names_list_what_there_is(changes, words, tmp_path):
+    with pytest.raises(RunError, match=words):
+        start(tiny(**changes), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_plain_averaging_runs_too_and_gives_other_models(finished, tmp_path):
+    other = start(tiny(algorithm="fed_simclr", rounds=1), tmp_path / "b", say=lambda line: None)
+    line = json.loads((other.folder / "metrics.jsonl").read_text())
+    samples = {n: c.samples for n, c in other.clients.items()}
+    assert all(abs(w - samples[n] / sum(samples.values())) < 1e-12 for n, w in line["weights"].items())
+    assert model_bytes(other.folder) != model_bytes(finished.folder)
