@@ -8,8 +8,7 @@ export OMP_WAIT_POLICY := PASSIVE
 .PHONY: run test test-full lint clean
 
 run: $(STAMP)
-	$(BIN)/fedqssl doctor
-	$(BIN)/python -m fedqssl.bench.demo
+	$(BIN)/fedqssl run quickstart
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow'

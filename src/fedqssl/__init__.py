@@ -4,4 +4,34 @@ The layers, from the bottom (imports only go down): ``quant`` (what an s-bit num
 ``lowbit`` (layers, optimiser, conversion), ``ssl``/``models``/``data``, ``evaluation``, ``bench``, ``cli``.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fedqssl.runs import RunResult
+
+
+def run(
+    source: str = "quickstart",
+    *,
+    out: str | Path,
+    overwrite: bool = False,
+    say: Callable[[str], None] = print,
+    **settings: Any,
+) -> RunResult:
+    """Run a preset or a TOML file, with settings changed by keyword: ``fedqssl.run("quickstart", bits=[4, 8], out="runs/a")``.
+
+    Dotted keys go in a dictionary: ``run("smoke", out=..., **{"ssl.temperature": 0.2})``.
+    """
+    from pathlib import Path
+
+    from fedqssl.config import load_config
+    from fedqssl.runs import start
+
+    return start(load_config(source, settings), Path(out), overwrite=overwrite, say=say)

@@ -9,12 +9,12 @@ import sys
 import pytest
 import torch
 
-from fedqssl.bench import codec, demo, memory, step, views
+from fedqssl.bench import codec, memory, step, views
 from fedqssl.bench.learning import Recipe, run_cells, summary
 from fedqssl.bench.peers import FAMILIES, PeerUnavailableError, Variant, build, training_step
 from fedqssl.bench.records import Record
 from fedqssl.data.parquet import ImageSet
-from fedqssl.data.procedural import shapes
+from fedqssl.data.scenes import scenes
 from fedqssl.lowbit import LowBitOptions
 
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("brevitas", "kornia")}
@@ -126,22 +126,8 @@ def test_unknown_variant_and_narrow_width():
         build(Variant("fp32", 32), width=7)
 
 
-def test_demo_trains_reports_and_never_overwrites(tmp_path):
-    settings = demo.Settings(images=32, recipe=Recipe(width=8, epochs=1, batch_size=16), bits=(0, 32, 4))
-    lines = []
-    outcomes, first = demo.run(settings, tmp_path, lines.append)
-    _, second = demo.run(settings, tmp_path, lines.append)
-    assert [first.parent.name, second.parent.name] == ["demo", "demo-2"]
-    text = first.read_text()
-    assert all(f"| {name} |" in text for name in ("untrained", "fp32", "4"))
-    assert [o.bits for o in outcomes] == [0, 32, 4]
-    assert outcomes[2].saved_bytes * 6 < outcomes[1].saved_bytes
-    assert any("epoch 1/1" in line for line in lines)
-
-
 def test_learning_cells_are_paired_resumed_and_refuse_another_recipe(tmp_path):
-    images, labels = shapes(64, 0)
-    data = ImageSet(images, labels, None)
+    data = scenes(64, "train", 0)
     recipe, options = Recipe(width=8, epochs=1, batch_size=32), LowBitOptions()
     cells = [(32, 0), (4, 0)]
     first = run_cells(cells, data, data, tmp_path, recipe, options, lambda line: None)
@@ -154,6 +140,6 @@ def test_learning_cells_are_paired_resumed_and_refuse_another_recipe(tmp_path):
     assert [row[0] for row in rows] == ["4", "fp32"] and rows[1][3] == "-"
     with pytest.raises(ValueError, match="another recipe"):
         run_cells(cells, data, data, tmp_path, Recipe(width=8, epochs=2), options, said.append)
-    unlabeled = ImageSet(images, None, None)
+    unlabeled = ImageSet(data.images, None, None)
     with pytest.raises(ValueError, match="labels"):
         run_cells(cells, unlabeled, data, tmp_path, recipe, options, said.append)

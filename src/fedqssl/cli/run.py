@@ -74,7 +74,7 @@ def _go(folder: Path, config: RunConfig | None, overwrite: bool = False) -> None
         say(f"stopped; {_how_to_go_on(folder)}")
         raise typer.Exit(INTERRUPTED) from None
     console.print(result.table())
-    say(f"results are in {result.folder}")
+    say(f"results are in {result.folder}; start with {result.folder / 'summary.md'}")
 
 
 def _how_to_go_on(folder: Path) -> str:

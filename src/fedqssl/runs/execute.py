@@ -23,6 +23,7 @@ from fedqssl.lowbit import to_bytes
 from fedqssl.quant import kernels
 from fedqssl.runs.evaluate import client_accuracies, global_accuracy, knn_monitor
 from fedqssl.runs.folder import Checkpoint, RunError, RunFolder
+from fedqssl.runs.plots import draw
 from fedqssl.runs.result import ClientResult, RunResult
 
 Say = Callable[[str], None]
@@ -216,7 +217,10 @@ def _finish(context: Context, folder: RunFolder, checkpoint: Checkpoint, say: Sa
         peak_memory_bytes=_peak_memory(),
         protocol=protocol(config),
     )
-    folder.write("summary.md", summary(result))
+    figures = draw(context, folder)
+    if not figures:
+        say("no plots: install matplotlib (pip install 'fedqssl[plots]') to get curves.png and partition.png")
+    folder.write("summary.md", summary(result, figures))
     folder.write("result.json", result.to_json())
     return result
 
@@ -227,7 +231,7 @@ def _peak_memory() -> int:
     return 1024 * max(resource.getrusage(kind).ru_maxrss for kind in kinds)
 
 
-def summary(result: RunResult) -> str:
+def summary(result: RunResult, figures: list[str]) -> str:
     """``summary.md``."""
     lines = [f"# {result.headline()}", "", f"Protocol `{result.protocol}`, seed {result.seed}.", ""]
     lines += ["| client | bits | images | local accuracy | bytes up | bytes down |", "|---|---|---|---|---|---|"]
@@ -235,4 +239,5 @@ def summary(result: RunResult) -> str:
         accuracy = "no labels" if c.local_accuracy is None else f"{100 * c.local_accuracy:.1f}%"
         lines.append(f"| {name} | {c.bits} | {c.samples} | {accuracy} | {c.bytes_up} | {c.bytes_down} |")
     lines += ["", f"Bytes up {result.bytes_up}, down {result.bytes_down}.", ""]
+    lines += [f"![{name}]({name})" for name in figures] + [""]
     return "\n".join(lines)

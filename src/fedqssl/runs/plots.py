@@ -1,0 +1,72 @@
+"""``curves.png`` and ``partition.png`` of a run; needs matplotlib (the ``plots`` extra), and does without if it is absent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fedqssl.data.partition import label_counts
+from fedqssl.engines.context import Context
+from fedqssl.runs.folder import RunFolder
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def draw(context: Context, folder: RunFolder) -> list[str]:
+    """Draw what can be drawn; returns the names of the files."""
+    pyplot = _pyplot()
+    if pyplot is None:
+        return []
+    return [_curves(pyplot, folder), *_partition(pyplot, context, folder)]
+
+
+def _curves(pyplot: Any, folder: RunFolder) -> str:
+    """Mean client loss, kNN accuracy and aggregation weights over rounds."""
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    rounds = [line["round"] for line in lines]
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    axes[0].plot(rounds, [line["loss"] for line in lines], marker="o")
+    axes[0].set(title="Self-supervised loss of the clients", xlabel="round", ylabel="mean loss, last local epoch")
+    known = [(r, 100 * line["knn"]) for r, line in zip(rounds, lines, strict=True) if line["knn"] is not None]
+    axes[1].plot([r for r, _ in known], [v for _, v in known], marker="o", color="tab:green")
+    axes[1].set(title="kNN accuracy of the global model", xlabel="round", ylabel="%")
+    for name in sorted(lines[-1]["weights"]):
+        axes[2].plot(rounds, [line["weights"].get(name) for line in lines], label=name)
+    axes[2].set(title="Aggregation weights", xlabel="round", ylabel="p_k", ylim=(0, None))
+    if len(lines[-1]["weights"]) <= 12:
+        axes[2].legend(fontsize=6, ncols=2)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    figure.savefig(folder.path / "curves.png", dpi=120)
+    pyplot.close(figure)
+    return "curves.png"
+
+
+def _partition(pyplot: Any, context: Context, folder: RunFolder) -> list[str]:
+    """How many training images of each class every client holds."""
+    labels = context.train.labels
+    if labels is None:
+        return []
+    counts = label_counts(context.partition, labels)
+    names = sorted(counts)
+    classes = context.train.class_names or tuple(map(str, range(len(counts[names[0]]["train"]))))
+    table = [counts[n]["train"] for n in names]
+    figure, axis = pyplot.subplots(figsize=(1.5 + 0.6 * len(classes), 1.5 + 0.32 * len(names)), layout="constrained")
+    image = axis.imshow(table, cmap="Blues", aspect="auto")
+    axis.set_xticks(range(len(classes)), classes, rotation=45, ha="right")
+    axis.set_yticks(range(len(names)), [f"{n} ({context.bits[n]} bits)" for n in names])
+    axis.set_title("Training images by client and class")
+    figure.colorbar(image)
+    figure.savefig(folder.path / "partition.png", dpi=120)
+    pyplot.close(figure)
+    return ["partition.png"]
