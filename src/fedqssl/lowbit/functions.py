@@ -185,7 +185,8 @@ def _input_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d, into: Ten
     if not _strided_pointwise(layer):
         # Behind a batch norm, g is that layer's own output and nobody reads it again.
         ours = into is None and not layer.quantizes_gradient and g.shape == shape
-        return _in_chunks(g.shape, lambda i, n: backward(g[i : i + n]), into, over=g if ours else None)
+        larger = max(g.shape, shape, key=torch.Size.numel)
+        return _in_chunks(larger, lambda i, n: backward(g[i : i + n]), into, over=g if ours else None)
     out = into if into is not None else from_rows(POOL.take(shape.numel(), g.device), shape).zero_()
     out[:, :, :: layer.stride[0], :: layer.stride[1]] += backward(g, tuple(g.shape[2:]), (1, 1))
     return out
