@@ -15,7 +15,7 @@ def digits(split: str = "train", size: int = 32) -> ImageSet:
     """One split of the digits as (N, 1, size, size); every fifth image is a test image.
 
     Args:
-        split: ``train`` (1,437 images) or ``test`` (360 images).
+        split: ``train`` (1,438 images) or ``test`` (359 images).
         size: the 8x8 originals are enlarged to this height and width.
 
     Raises:

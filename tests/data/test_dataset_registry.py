@@ -45,7 +45,7 @@ def test_digits_are_grey_enlarged_and_split():
 def test_real_digits():
     pytest.importorskip("sklearn")
     train, test = (load_dataset("digits", split, size=8) for split in ("train", "test"))
-    assert (len(train), len(test)) == (1437, 360)
+    assert (len(train), len(test)) == (1438, 359)
     x, y = train.images.flatten(1), test.images.flatten(1)
     assert linear_probe(x, train.labels, y, test.labels, 10).accuracy > 0.9
 
