@@ -16,13 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedqssl.data.parquet import ImageSet
 from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.probe import linear_probe
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
 from fedqssl.models import projector, resnet18
+from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
 from fedqssl.ssl.simclr import nt_xent
 from fedqssl.ssl.views import ViewConfig, two_views
 
@@ -65,31 +66,12 @@ def build(bits: int, recipe: Recipe, options: LowBitOptions, seed: int) -> tuple
     """ResNet-18 with projector and its optimiser; 32 bits is plain torch in channels_last."""
     torch.manual_seed(seed)
     encoder = resnet18(recipe.width)
-    model: nn.Module = nn.Sequential(encoder, projector(encoder.feature_dim))
+    model: nn.Module = SelfSupervisedNetwork(encoder, projector(encoder.feature_dim))
     if bits == 32:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model, torch.optim.SGD(model.parameters(), lr=recipe.lr)
     model = to_lowbit(model, Precision.for_bits(bits), options)
     return model, LowBitSGD(model, lr=recipe.lr, seed=seed)
-
-
-def _features(model: nn.Module, images: Tensor) -> Tensor:
-    """Features before the projector: everything below the pooling layer's flatten, in the model's own bits."""
-    return extract_features(_encoder_of(model), images)
-
-
-def _encoder_of(model: nn.Module) -> nn.Module:
-    if isinstance(model, nn.Sequential):
-        return model[0]
-    assert isinstance(model, torch.fx.GraphModule)
-    graph = torch.fx.Graph()
-    mapping: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in model.graph.nodes:
-        mapping[node] = graph.node_copy(node, lambda n: mapping[n])
-        if node.op == "call_function" and node.target is torch.flatten:
-            graph.output(mapping[node])
-            break
-    return torch.fx.GraphModule(model, graph)
 
 
 def train_cell(
@@ -128,7 +110,8 @@ def train_cell(
         progress(f"bits {bits} seed {seed} epoch {epoch + 1}/{epochs} loss {mean:.4f} cpu {spent:.0f} s")
     assert train.labels is not None and test.labels is not None
     classes = max(int(train.labels.max()), int(test.labels.max())) + 1
-    features = _features(model, train.images), _features(model, test.images)
+    encoder = feature_extractor(model)
+    features = extract_features(encoder, train.images), extract_features(encoder, test.images)
     result = linear_probe(features[0], train.labels, features[1], test.labels, classes)
     progress(f"bits {bits} seed {seed} accuracy {100 * result.accuracy:.2f}")
     spent = time.process_time() - started
