@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedqssl.federated.randomness import derived_seed, generator
-from fedqssl.federated.server import average, dequantize, read_state, requantize, softmax_weights, write_state
+from fedqssl.federated.server import average, dequantize, requantize, softmax_weights
+from fedqssl.federated.state import read_state, write_state
 from fedqssl.federated.task import Task, batches, train_epoch
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, load_bytes, to_bytes
 from fedqssl.lowbit.container import read_header

@@ -1,4 +1,4 @@
-"""The default engine: both roles on this machine, clients of a round in worker processes (``workers``, one by default inline).
+"""The default engine: both roles on this machine, clients of a round in worker processes (``workers``; one worker runs inline).
 
 Workers get bytes and return bytes; what they compute depends on (seed, client, round) alone, so any number of them gives the
 same bytes for equal ``threads``.
@@ -17,8 +17,8 @@ import torch
 from fedqssl.config import RunConfig
 from fedqssl.engines.context import Context, build_context
 from fedqssl.federated.client import ClientMetrics, local_update
-from fedqssl.federated.server import dequantize, read_state, requantize
-from fedqssl.federated.server.aggregate import State
+from fedqssl.federated.server import dequantize, requantize
+from fedqssl.federated.state import State, read_state
 from fedqssl.lowbit import load_bytes
 
 Say = Callable[[str], None]

@@ -18,7 +18,7 @@ from fedqssl.engines.context import Context, build_context
 from fedqssl.engines.in_process import InProcess
 from fedqssl.federated.algorithms import ALGORITHMS, Algorithm, Round
 from fedqssl.federated.randomness import generator
-from fedqssl.federated.server.requantize import write_state
+from fedqssl.federated.state import write_state
 from fedqssl.lowbit import to_bytes
 from fedqssl.quant import kernels
 from fedqssl.runs.evaluate import client_accuracies, global_accuracy, knn_monitor

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedqssl.federated.server.aggregate import State
+from fedqssl.federated.state import State
 
 
 class Workers(Protocol):

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
-State = dict[str, Tensor]
+from fedqssl.federated.state import State
 
 
 def softmax_weights(losses: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedqssl.federated.randomness import generator
-from fedqssl.federated.server.aggregate import State
+from fedqssl.federated.state import State, read_state, write_state
 from fedqssl.federated.task import Task, train_epoch
 from fedqssl.lowbit import LowBitSGD, load_bytes
-from fedqssl.lowbit.policy import state_of
-
-
-def read_state(model: nn.Module) -> State:
-    """Everything that travels, as floats: parameters x of codes, batch norm, biases, ranges."""
-    return {n: e.parameters_x().clone() for n, e in state_of(model).items() if e.role in ("quantized", "averaged")}
 
 
 def dequantize(
@@ -23,8 +17,6 @@ def dequantize(
 
     All clients of a round see the same batches and views (common random numbers), so that losses can be compared.
     """
-    from fedqssl.federated.server.requantize import write_state
-
     received = task.converted(bits)
     load_bytes(received, payload)
     state = read_state(received)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedqssl.federated.randomness import derived_seed, generator
-from fedqssl.federated.server.aggregate import State
+from fedqssl.federated.state import State, write_state
 from fedqssl.federated.task import Task, train_epoch
 from fedqssl.lowbit import LowBitSGD, to_bytes
-from fedqssl.lowbit.policy import state_of
-
-
-def write_state(model: nn.Module, state: State) -> None:
-    """Fill a model of any bits from floats; codes are rounded to nearest. Names the model lacks are left out."""
-    for name, entry in state_of(model).items():
-        if entry.role in ("quantized", "averaged") and name in state:
-            entry.assign(state[name].reshape(entry.shape))
 
 
 def requantize(state: State, bits: int, buffer: Tensor, task: Task, round_number: int, epochs: int, lr: float) -> bytes:

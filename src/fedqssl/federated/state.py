@@ -1,0 +1,21 @@
+"""A model's float state: what the server averages, read from and written to models of any bits."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fedqssl.lowbit.policy import state_of
+
+State = dict[str, Tensor]
+
+
+def read_state(model: nn.Module) -> State:
+    """Everything that travels, as floats: parameters x of codes, batch norm, biases, ranges."""
+    return {n: e.parameters_x().clone() for n, e in state_of(model).items() if e.role in ("quantized", "averaged")}
+
+
+def write_state(model: nn.Module, state: State) -> None:
+    """Fill a model of any bits from floats; codes are rounded to nearest. Names the model lacks are left out."""
+    for name, entry in state_of(model).items():
+        if entry.role in ("quantized", "averaged") and name in state:
+            entry.assign(state[name].reshape(entry.shape))
