@@ -19,28 +19,27 @@ runner = CliRunner()
 
 @pytest.fixture
 def runs(monkeypatch, tmp_path):
-    """A stand-in for ``fedqssl.runs`` that notes its calls; ``stop`` and ``fail`` make it end early."""
+    """``fedqssl.runs`` with stand-ins that note their calls; ``error`` makes them end early."""
     monkeypatch.chdir(tmp_path)
-    module = ModuleType("fedqssl.runs")
-    module.calls, module.error = [], None
+    module = SimpleNamespace(calls=[], error=None)
 
-    def finish(folder, say):
+    def finish(folder, progress):
         folder.mkdir(parents=True, exist_ok=True)
-        say("round 1 [loss] 3.2")
+        progress.say("round 1 [loss] 3.2")
         if module.error is not None:
             raise module.error
         return SimpleNamespace(table=lambda: Table("client"), folder=folder)
 
-    def start(config, out, *, overwrite=False, say=print):
+    def start(config, out, *, progress, overwrite=False):
         module.calls.append(("start", config, out, overwrite))
-        return finish(out, say)
+        return finish(out, progress)
 
-    def resume(folder, *, say=print):
+    def resume(folder, *, progress):
         module.calls.append(("resume", folder))
-        return finish(folder, say)
+        return finish(folder, progress)
 
-    module.start, module.resume = start, resume
-    monkeypatch.setitem(sys.modules, "fedqssl.runs", module)
+    monkeypatch.setattr("fedqssl.runs.start", start)
+    monkeypatch.setattr("fedqssl.runs.resume", resume)
     return module
 
 
@@ -103,7 +102,7 @@ def test_ctrl_c_before_anything_was_written(runs, monkeypatch):
     def start(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "start", start)
+    monkeypatch.setattr("fedqssl.runs.start", start)
     result = runner.invoke(app, ["run", "smoke", "--out", "x"])
     assert result.exit_code == 130 and "nothing was written to x yet" in result.output
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,21 +59,20 @@ def run(words: Words = None, out: Out = None, resume: Resume = None, overwrite: 
 def _go(folder: Path, config: RunConfig | None, overwrite: bool = False) -> None:
     """Start (or, without a configuration, resume) the run in this folder and print its closing table."""
     console = Console()
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     try:
-        runs = importlib.import_module("fedqssl.runs")  # here, so that Ctrl-C during torch's import is caught too
-        if config is None:
-            result = runs.resume(folder, say=say)
-        else:
-            result = runs.start(config, folder, overwrite=overwrite, say=say)
+        from fedqssl import runs  # here, so that Ctrl-C during torch's import is caught too
+        from fedqssl.cli.progress import TerminalProgress
+
+        with TerminalProgress(console) as progress:
+            if config is None:
+                result = runs.resume(folder, progress=progress)
+            else:
+                result = runs.start(config, folder, overwrite=overwrite, progress=progress)
     except KeyboardInterrupt:
-        say(f"stopped; {_how_to_go_on(folder)}")
+        typer.echo(f"stopped; {_how_to_go_on(folder)}")
         raise typer.Exit(INTERRUPTED) from None
     console.print(result.table())
-    say(f"results are in {result.folder}; start with {result.folder / 'summary.md'}")
+    typer.echo(f"results are in {result.folder}; start with {result.folder / 'summary.md'}")
 
 
 def _how_to_go_on(folder: Path) -> str:

@@ -114,6 +114,13 @@ class LowBitConfig(_Section):
     """c of the activation ``clip(z / c, 0, 1)``."""
 
 
+class FedProxConfig(_Section):
+    """Of ``algorithm = "fed_prox"`` (``fedprox.*``)."""
+
+    mu: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the proximal term ``mu/2 |w - w_received|^2``."""
+
+
 class EvaluationConfig(_Section):
     """What is measured, and how often (``evaluation.*``)."""
 
@@ -189,6 +196,7 @@ class RunConfig(_Section):
     server: ServerConfig = ServerConfig()
     aggregation: AggregationConfig = AggregationConfig()
     lowbit: LowBitConfig = LowBitConfig()
+    fedprox: FedProxConfig = FedProxConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="before")

@@ -10,7 +10,8 @@ from fedqssl.config import RunConfig
 from fedqssl.data.images import ImageSet
 from fedqssl.data.partition import Partition, build_partition
 from fedqssl.data.registry import load_dataset
-from fedqssl.federated.client import LocalSettings
+from fedqssl.federated.algorithms import ALGORITHMS, Algorithm
+from fedqssl.federated.client import LocalJob, LocalSettings
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import LowBitOptions
 
@@ -26,10 +27,41 @@ class Context:
     partition: Partition
     bits: dict[str, int]
 
-    def local_settings(self, name: str, lr: float) -> LocalSettings:
-        """How this client trains in a round with this learning rate."""
-        low = self.config.lowbit
-        return LocalSettings(self.bits[name], self.config.local_epochs, lr, low.rule, low.scale, low.rounding)
+    @property
+    def algorithm(self) -> Algorithm:
+        """The run's algorithm."""
+        return ALGORITHMS[self.config.algorithm]
+
+    def local_job(self, name: str, round_number: int, lr: float) -> LocalJob:
+        """What this client does in a round with this learning rate; its labels go along only if the task is supervised."""
+        low, index = self.config.lowbit, self.partition.clients[name].train
+        settings = LocalSettings(
+            self.bits[name],
+            self.config.local_epochs,
+            lr,
+            low.rule,
+            low.scale,
+            low.rounding,
+            self.config.fedprox.mu,
+        )
+        labels = self.train.labels if self.task.supervised else None
+        return LocalJob(
+            name,
+            round_number,
+            self.train.images[index],
+            self.task,
+            settings,
+            None if labels is None else labels[index],
+        )
+
+    def everyone(self) -> torch.Tensor:
+        """Indices of all clients' training images."""
+        return torch.cat([self.partition.clients[name].train for name in sorted(self.bits)])
+
+
+def class_count(train: ImageSet, test: ImageSet) -> int:
+    """How many classes the labels name; 0 without labels."""
+    return max((1 + int(s.labels.max()) for s in (train, test) if s.labels is not None and len(s.labels)), default=0)
 
 
 def build_context(config: RunConfig) -> Context:
@@ -53,10 +85,13 @@ def build_context(config: RunConfig) -> Context:
         model=config.model,
         width=config.width,
         in_channels=train.images.shape[1],
-        objective=config.objective,
+        objective=ALGORITHMS[config.algorithm].objective or config.objective,
         temperature=config.ssl.temperature,
         batch_size=config.batch_size,
         seed=config.seed,
         options=LowBitOptions(weights=config.lowbit.weights, activation_clip=config.lowbit.activation_clip),
+        classes=class_count(train, test),
     )
+    if task.supervised and (train.labels is None or test.labels is None):
+        raise ValueError(f"{config.algorithm} trains with labels, but {config.data} has none; use fed_qssl")
     return Context(config, task, train, test, partition, config.bits_for(list(partition.clients)))

@@ -16,13 +16,19 @@ import torch
 
 from fedqssl.config import RunConfig
 from fedqssl.engines.context import Context, build_context
+from fedqssl.federated.algorithms.base import Where
 from fedqssl.federated.client import ClientMetrics, local_update
-from fedqssl.federated.server import dequantize, requantize
-from fedqssl.federated.state import State, read_state
-from fedqssl.lowbit import load_bytes
+from fedqssl.federated.server import dequantize, fine_tune, requantize, settle
+from fedqssl.federated.state import State, read_payload
+from fedqssl.lowbit import NonFiniteError
 
-Say = Callable[[str], None]
+Tick = Callable[[str, int, int], None]
+"""(what is being done, how many are done, of how many)."""
 _CONTEXT: Context | None = None
+
+
+def no_tick(what: str, done: int, total: int) -> None:
+    """Show nothing."""
 
 
 def _set_up(config: RunConfig) -> None:
@@ -31,9 +37,15 @@ def _set_up(config: RunConfig) -> None:
     _CONTEXT = build_context(config)
 
 
-def _train(context: Context, name: str, payload: bytes, round_number: int, lr: float) -> tuple[bytes, ClientMetrics]:
-    images = context.train.images[context.partition.clients[name].train]
-    return local_update(payload, name, round_number, images, context.task, context.local_settings(name, lr))
+def _train(
+    context: Context, name: str, payload: bytes, round_number: int, lr: float, plainly: bool
+) -> tuple[bytes, ClientMetrics] | str:
+    """The client's part of the algorithm (or plain local training); a client that diverges says why."""
+    client = local_update if plainly else context.algorithm.client
+    try:
+        return client(payload, context.local_job(name, round_number, lr))
+    except NonFiniteError as error:
+        return str(error)
 
 
 def _dequantize(context: Context, name: str, payload: bytes, round_number: int, lr: float) -> tuple[State, float]:
@@ -53,13 +65,17 @@ def _in_worker(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class InProcess:
-    """Runs the jobs of a round; use as a context manager, so that worker processes end with it."""
+    """Runs the jobs of a round; use as a context manager, so that worker processes end with it.
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    It is the :class:`fedqssl.federated.algorithms.Workers` of its round.
+    """
+
+    def __init__(self, context: Context, tick: Tick = no_tick) -> None:
+        self.context, self.tick = context, tick
         self.workers = min(context.config.workers, max(len(context.bits), 1))
         self.pool: ProcessPoolExecutor | None = None
         self.round_number, self.server_lr = 0, 0.0
+        self.aggregated: bytes | None = None
 
     def __enter__(self) -> InProcess:
         torch.set_num_threads(self.context.config.threads)
@@ -74,45 +90,71 @@ class InProcess:
         if self.pool is not None:
             self.pool.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:
+    def _run(self, what: str, function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:
         """Results by job key, whatever the order in which they come."""
+        done: dict[Any, Any] = {}
+        self.tick(what, 0, len(jobs))
         if self.pool is None:
-            return {key: function(self.context, *arguments) for key, arguments in jobs.items()}
+            for key, arguments in jobs.items():
+                done[key] = function(self.context, *arguments)
+                self.tick(what, len(done), len(jobs))
+            return done
         futures: dict[Future[Any], Any] = {
             self.pool.submit(_in_worker, function, *arguments): key for key, arguments in jobs.items()
         }
-        done = {futures[future]: future.result() for future in as_completed(futures)}
+        for future in as_completed(futures):
+            done[futures[future]] = future.result()
+            self.tick(what, len(done), len(jobs))
         return {key: done[key] for key in jobs}
 
-    def train(
-        self, payloads: Mapping[str, bytes], round_number: int, lr: float
-    ) -> dict[str, tuple[bytes, ClientMetrics]]:
-        """Local training of the clients that got a payload; the largest start first, so that workers end together."""
+    def train_clients(
+        self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, plainly: bool = False
+    ) -> tuple[dict[str, tuple[bytes, ClientMetrics]], dict[str, str]]:
+        """Replies of the clients that got a payload, and reasons of those that failed.
+
+        The largest start first, so that workers end together. ``plainly``: local training whatever the algorithm sends.
+        """
         size = {n: len(self.context.partition.clients[n].train) for n in payloads}
         order = sorted(payloads, key=lambda n: (-size[n], n))
-        found = self._run(_train, {n: (n, payloads[n], round_number, lr) for n in order})
-        return {n: found[n] for n in sorted(found)}
+        found = self._run("clients", _train, {n: (n, payloads[n], round_number, lr, plainly) for n in order})
+        replies = {n: found[n] for n in sorted(found) if not isinstance(found[n], str)}
+        return replies, {n: found[n] for n in sorted(found) if isinstance(found[n], str)}
 
-    def server_round(self, round_number: int, lr: float) -> None:
-        """Set the round and learning rate of the server's operators."""
-        self.round_number, self.server_lr = round_number, lr
+    def server_round(self, round_number: int, lr: float, aggregated: bytes | None) -> None:
+        """Set the round, the learning rate and the model before it, for the server's operators."""
+        self.round_number, self.server_lr, self.aggregated = round_number, lr, aggregated
 
-    def dequantize(self, payloads: Mapping[str, bytes], bits: Mapping[str, int]) -> dict[str, tuple[State, float]]:
-        """See :class:`fedqssl.federated.algorithms.Workers`."""
-        return self._run(
-            _dequantize, {n: (n, payloads[n], self.round_number, self.server_lr) for n in sorted(payloads)}
-        )
+    def before(self) -> State:
+        """See :class:`fedqssl.federated.algorithms.Workers`, as for the methods below."""
+        if self.aggregated is None:
+            raise ValueError("there is no aggregated model yet")
+        return read_payload(self.aggregated, 32, self.context.task)
 
-    def requantize(self, state: State, bits: set[int], epochs: int | None = None) -> dict[int, bytes]:
-        """See :class:`fedqssl.federated.algorithms.Workers`."""
+    def read(self, payloads: Mapping[str, bytes]) -> dict[str, State]:
+        """The states of models as they came."""
+        return {n: read_payload(payloads[n], self.context.bits[n], self.context.task) for n in sorted(payloads)}
+
+    def dequantize(self, payloads: Mapping[str, bytes]) -> dict[str, tuple[State, float]]:
+        """De-quantization, one job per client."""
+        jobs = {n: (n, payloads[n], self.round_number, self.server_lr) for n in sorted(payloads)}
+        return self._run("de-quantize", _dequantize, jobs)
+
+    def requantize(self, state: State, epochs: int | None = None) -> dict[str, bytes]:
+        """Re-quantization, one job per bitwidth."""
         count = self.context.config.server.requantize_epochs if epochs is None else epochs
-        return self._run(_requantize, {b: (b, state, self.round_number, self.server_lr, count) for b in sorted(bits)})
+        bits = sorted(set(self.context.bits.values()))
+        made = self._run(
+            "re-quantize", _requantize, {b: (b, state, self.round_number, self.server_lr, count) for b in bits}
+        )
+        return {name: made[b] for name, b in self.context.bits.items()}
 
-    def read(self, payloads: Mapping[str, bytes], bits: Mapping[str, int]) -> dict[str, State]:
-        """See :class:`fedqssl.federated.algorithms.Workers`."""
-        states = {}
-        for name in sorted(payloads):
-            model = self.context.task.converted(bits[name])
-            load_bytes(model, payloads[name])
-            states[name] = read_state(model)
-        return states
+    def train(self, state: State, where: Where, epochs: int) -> tuple[State, float]:
+        """Full-precision training in this process, on the buffer or on everything."""
+        index = self.context.partition.buffer if where == "buffer" else self.context.everyone()
+        ticked: Callable[[int], None] = lambda done: self.tick(f"training on {where}", done, epochs)  # noqa: E731
+        images = self.context.train.images[index]
+        return fine_tune(state, images, self.context.task, (where, self.round_number), epochs, self.server_lr, ticked)
+
+    def settle(self, state: State) -> State:
+        """Batch-norm statistics of the buffer."""
+        return settle(state, self.context.train.images[self.context.partition.buffer], self.context.task)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedqssl.federated.task import Task
+from fedqssl.lowbit import load_bytes
 from fedqssl.lowbit.policy import state_of
 
 State = dict[str, Tensor]
@@ -19,3 +21,10 @@ def write_state(model: nn.Module, state: State) -> None:
     for name, entry in state_of(model).items():
         if entry.role in ("quantized", "averaged") and name in state:
             entry.assign(state[name].reshape(entry.shape))
+
+
+def read_payload(payload: bytes, bits: int, task: Task) -> State:
+    """The state of a model on the wire."""
+    model = task.converted(bits)
+    load_bytes(model, payload)
+    return read_state(model)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 
 from fedqssl.federated.randomness import derived_seed
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
@@ -13,6 +14,9 @@ from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import build_model
 from fedqssl.ssl.objectives import get_objective
 from fedqssl.ssl.views import two_views
+
+SUPERVISED = "supervised"
+"""The objective of the supervised baselines: cross-entropy of a linear classifier, which takes the heads' place."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +31,34 @@ class Task:
     batch_size: int
     seed: int
     options: LowBitOptions
+    classes: int = 0
+
+    @property
+    def supervised(self) -> bool:
+        """Whether training looks at labels."""
+        return self.objective == SUPERVISED
+
+    def _heads(self, dim: int) -> nn.Module:
+        return nn.Linear(dim, self.classes) if self.supervised else get_objective(self.objective).heads(dim)
 
     def network(self) -> SelfSupervisedNetwork:
         """The float network with the run's initial weights."""
         with torch.random.fork_rng():
             torch.manual_seed(derived_seed(self.seed, "initial weights") % 2**63)
             encoder = build_model(self.model, self.width, self.in_channels)
-            heads = get_objective(self.objective).heads(int(encoder.feature_dim))  # type: ignore[arg-type]
+            heads = self._heads(int(encoder.feature_dim))  # type: ignore[arg-type]
         return SelfSupervisedNetwork(encoder, heads)
 
     def converted(self, bits: int) -> fx.GraphModule:
         """The network in this many bits (32: the same function without rounding), initial weights quantized."""
         return to_lowbit(self.network(), Precision.for_bits(bits), self.options)
 
-    def loss(self, outputs: Tensor) -> Tensor:
-        """The objective's loss."""
+    def loss(self, outputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The objective's loss of 2N views; labels (N,) are for the supervised one alone."""
+        if self.supervised:
+            if labels is None:
+                raise ValueError("a supervised algorithm needs labels; these data have none")
+            return F.cross_entropy(outputs, labels.repeat(2))
         return get_objective(self.objective).loss(outputs, self.temperature)
 
 
@@ -54,7 +71,12 @@ def batches(count: int, batch_size: int, generator: torch.Generator) -> list[Ten
 
 
 def train_epoch(
-    model: fx.GraphModule, opt: LowBitSGD | None, images: Tensor, task: Task, generator: torch.Generator
+    model: fx.GraphModule,
+    opt: LowBitSGD | None,
+    images: Tensor,
+    task: Task,
+    generator: torch.Generator,
+    labels: Tensor | None = None,
 ) -> float:
     """One epoch of Algorithm 2 over uint8 images; returns the mean loss. Without an optimiser nothing is updated."""
     model.train(opt is not None)
@@ -62,7 +84,7 @@ def train_epoch(
     for index in batches(len(images), task.batch_size, generator):
         views = two_views(images[index], generator)
         with torch.set_grad_enabled(opt is not None):
-            loss = task.loss(model(views))
+            loss = task.loss(model(views), None if labels is None else labels[index])
         if opt is not None:
             torch.autograd.backward(loss)
             opt.step()

@@ -70,9 +70,12 @@ def to_bytes(model: nn.Module) -> bytes:
             tensors[entry.name] = x.to(torch.float16) if _float16_fits(x) else x
     # One metadata entry: safetensors writes several in no fixed order, and equal models must give equal bytes.
     metadata = {"fedqssl": json.dumps(_describe(model), sort_keys=True)}
-    blob = safetensors.torch.save(tensors, metadata=metadata)
-    digest = hashlib.sha256(blob).digest()
-    return _HEAD.pack(MAGIC, VERSION, len(blob), digest) + blob
+    return frame(safetensors.torch.save(tensors, metadata=metadata))
+
+
+def frame(blob: bytes) -> bytes:
+    """Put mark, version, length and checksum in front of a safetensors blob."""
+    return _HEAD.pack(MAGIC, VERSION, len(blob), hashlib.sha256(blob).digest()) + blob
 
 
 def check_bytes(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedqssl.lowbit.layers import LowBitNorm
 from fedqssl.lowbit.scratch import POOL
-from fedqssl.lowbit.weight import LowBitWeight
+from fedqssl.lowbit.weight import LowBitWeight, PackedWeight
 from fedqssl.quant import QuantizedTensor, compand_codes, compand_scale, quantile_quantize, uniform_quantize
 from fedqssl.quant.compand import Domain
 from fedqssl.quant.rounding import Rounding, check_bits, check_rounding
@@ -39,6 +39,7 @@ class LowBitSGD(torch.optim.Optimizer):
         momentum: heavy-ball momentum; its buffer is kept in ``momentum_bits`` bits per weight, stochastically rounded.
         momentum_bits: see ``momentum``; counted by :meth:`state_bytes`.
         weight_decay: L2 penalty on x and on float parameters.
+        proximal: mu of ``mu/2 |x - x_0|^2`` (FedProx), x_0 as at the first step; x_0 is kept as packed codes and counted.
         residual_bits: see ``rule``.
         seed: of the generator behind all stochastic rounding.
         max_skipped: steps with non-finite gradients are skipped and counted; this many in a row are an error.
@@ -55,6 +56,7 @@ class LowBitSGD(torch.optim.Optimizer):
         momentum: float = 0.0,
         momentum_bits: int = 8,
         weight_decay: float = 0.0,
+        proximal: float = 0.0,
         residual_bits: int = 8,
         seed: int = 0,
         max_skipped: int = 10,
@@ -65,8 +67,8 @@ class LowBitSGD(torch.optim.Optimizer):
             raise ValueError(f"scale must be 'max', 'round' or 'ema', not {scale!r}")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {momentum}")
-        if not lr >= 0:
-            raise ValueError(f"lr must not be negative, not {lr}")
+        if not lr >= 0 or not proximal >= 0:
+            raise ValueError(f"lr and proximal must not be negative, not {lr} and {proximal}")
         check_rounding(rounding)
         check_bits(momentum_bits)
         check_bits(residual_bits)
@@ -79,7 +81,7 @@ class LowBitSGD(torch.optim.Optimizer):
             raise ValueError("the model has nothing to train")
         groups: list[dict[str, Any]] = [{"params": anchors}, {"params": list(self.floats.values())}]
         super().__init__([g for g in groups if g["params"]], {"lr": lr, "weight_decay": weight_decay})
-        self.rule, self.scale, self.rounding = rule, scale, rounding
+        self.rule, self.scale, self.rounding, self.proximal = rule, scale, rounding, proximal
         self.momentum, self.momentum_bits, self.residual_bits = momentum, momentum_bits, residual_bits
         self.max_skipped, self.skipped, self.skipped_in_a_row = max_skipped, 0, 0
         self.steps = 0
@@ -155,6 +157,9 @@ class LowBitSGD(torch.optim.Optimizer):
         g = weight.gradient.unpack().to(x.dtype)
         if weight_decay:
             g = g + weight_decay * x
+        if self.proximal:
+            start = state.setdefault("start", weight.packed())
+            g = g + self.proximal * (x - start.parameters())
         if self.momentum:
             g = self._with_momentum(g, state)
         target = x - lr * g
@@ -208,8 +213,10 @@ class LowBitSGD(torch.optim.Optimizer):
     def _step_float(self, p: Tensor, lr: float, weight_decay: float) -> None:
         assert p.grad is not None
         g = p.grad if not weight_decay else p.grad + weight_decay * p
+        state = self.state[p]
+        if self.proximal:
+            g = g + self.proximal * (p - state.setdefault("start", p.clone()))
         if self.momentum:
-            state = self.state[p]
             v = state.get("velocity")
             g = g if v is None else self.momentum * v + g
             state["velocity"] = g.clone()
@@ -222,6 +229,8 @@ class LowBitSGD(torch.optim.Optimizer):
             for value in state.values():
                 if isinstance(value, QuantizedTensor):
                     total += (value.codes.numel() * value.bits + 7) // 8 + 4 * value.codebook.numel()
+                elif isinstance(value, PackedWeight):
+                    total += value.codes.numel() + 4  # the table follows from the scale
                 elif isinstance(value, Tensor):
                     total += value.numel() * value.element_size()
                 else:

@@ -34,6 +34,20 @@ class PackedGradient:
         return self.packed.numel() + 4 * self.codebook.numel()
 
 
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A snapshot of a layer's weights: packed codes with the values that they stand for, by code."""
+
+    codes: Tensor
+    table: Tensor
+    bits: int
+    shape: torch.Size
+
+    def parameters(self) -> Tensor:
+        """X in float64."""
+        return self.table[unpack(self.codes, self.bits, self.shape).to(torch.int64)]
+
+
 class LowBitWeight(nn.Module):
     """Codes k (packed), scale m, and the gradient between backward pass and step (packed codes of its own).
 
@@ -91,9 +105,13 @@ class LowBitWeight(nn.Module):
             return levels(self.bits, self.codes.device)
         return compand_values(self.bits, self.m, self.compander, self.codes.device)
 
+    def packed(self) -> PackedWeight:
+        """The weights as they are now; codes are replaced, never written to, so nothing is copied."""
+        return PackedWeight(self.codes, self._parameter_table(), self.bits, self.shape)
+
     def parameters_of_codes(self) -> Tensor:
         """X in float64: what each code stands for, ``c^-1(m l)``."""
-        return self._parameter_table()[self.unpacked().to(torch.int64)]
+        return self.packed().parameters()
 
     def _weight_table(self) -> Tensor:
         """Per code, the weight that the layer computes with."""

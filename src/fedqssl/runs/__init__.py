@@ -2,6 +2,7 @@
 
 from fedqssl.runs.execute import resume, start
 from fedqssl.runs.folder import RunError, RunFolder
+from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import ClientResult, RunResult
 
-__all__ = ["ClientResult", "RunError", "RunFolder", "RunResult", "resume", "start"]
+__all__ = ["ClientResult", "Progress", "RunError", "RunFolder", "RunResult", "resume", "start"]

@@ -1,22 +1,36 @@
-"""Accuracy of a run, as PAPER-TO-CODE section 8 defines it."""
+"""Accuracy of a run, as PAPER-TO-CODE section 8 defines it, and the cheap signals of each round."""
 
 from __future__ import annotations
 
-from torch import fx
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, fx
 
 from fedqssl.engines.context import Context
 from fedqssl.evaluation import extract_features, knn_accuracy, linear_probe
+from fedqssl.evaluation.collapse import Collapse, collapse_signals
 from fedqssl.evaluation.local import lowbit_probe
-from fedqssl.federated.randomness import derived_seed
+from fedqssl.federated.randomness import derived_seed, generator
 from fedqssl.lowbit import load_bytes
 from fedqssl.models.network import feature_extractor
+from fedqssl.ssl.views import two_views
 
-KNN_IMAGES = 1000
+MONITOR_IMAGES = 1000
+COLLAPSE_IMAGES = 256
 
 
-def _classes(context: Context) -> int:
-    assert context.train.labels is not None and context.test.labels is not None
-    return 1 + max(int(context.train.labels.max()), int(context.test.labels.max()))
+def has_labels(context: Context) -> bool:
+    """Whether accuracies can be measured."""
+    return context.train.labels is not None and context.test.labels is not None
+
+
+def load(context: Context, bits: int, payload: bytes) -> fx.GraphModule:
+    """A model on the wire, ready to be evaluated."""
+    model = context.task.converted(bits)
+    load_bytes(model, payload)
+    model.eval()
+    return model
 
 
 def knn_monitor(context: Context, aggregated: fx.GraphModule) -> float | None:
@@ -24,41 +38,73 @@ def knn_monitor(context: Context, aggregated: fx.GraphModule) -> float | None:
     train, test = context.train, context.test
     if train.labels is None or test.labels is None:
         return None
-    encoder = feature_extractor(aggregated)
-    x = extract_features(encoder, train.images[:KNN_IMAGES])
-    y = extract_features(encoder, test.images[:KNN_IMAGES])
-    return float(knn_accuracy(x, train.labels[:KNN_IMAGES], y, test.labels[:KNN_IMAGES]))
+    encoder, part = feature_extractor(aggregated), slice(0, MONITOR_IMAGES)
+    x, y = extract_features(encoder, train.images[part]), extract_features(encoder, test.images[part])
+    return float(knn_accuracy(x, train.labels[part], y, test.labels[part]))
 
 
-def global_accuracy(context: Context, aggregated: bytes) -> float | None:
-    """Full-precision linear classifier on the frozen aggregated model, trained on the centralized training set."""
-    if context.train.labels is None or context.test.labels is None:
-        return None
-    model = context.task.converted(32)
-    load_bytes(model, aggregated)
-    encoder = feature_extractor(model)
+@torch.no_grad()
+def collapse_monitor(context: Context, aggregated: fx.GraphModule) -> Collapse:
+    """Label-free signals of the aggregated model on views of the buffer; the same views in every round."""
+    images = context.train.images[context.partition.buffer[:COLLAPSE_IMAGES]]
+    aggregated.eval()
+    views = two_views(images, generator(context.config.seed, "collapse signals"))
+    x, y = feature_extractor(aggregated)(views).flatten(1).chunk(2)
+    return collapse_signals(x, y)
+
+
+def _features(encoder: torch.nn.Module, context: Context) -> tuple[Tensor, Tensor, Tensor]:
     limit = context.config.evaluation.probe_images or len(context.train.images)
-    train_x = extract_features(encoder, context.train.images[:limit])
-    test_x = extract_features(encoder, context.test.images)
-    labels = context.train.labels[:limit]
-    return linear_probe(train_x, labels, test_x, context.test.labels, _classes(context)).accuracy
+    assert context.train.labels is not None
+    train = extract_features(encoder, context.train.images[:limit])
+    return train, context.train.labels[:limit], extract_features(encoder, context.test.images)
 
 
-def client_accuracies(context: Context, payloads: dict[int, bytes]) -> dict[str, float]:
-    """Each client's s-bit classifier on its own frozen s-bit extractor, tested on its own held-out images."""
+def _probed(context: Context, model: fx.GraphModule) -> float:
+    """Full-precision linear classifier on the frozen model, trained on the centralized training set."""
+    assert context.test.labels is not None
+    x, labels, y = _features(feature_extractor(model), context)
+    return linear_probe(x, labels, y, context.test.labels, context.task.classes).accuracy
+
+
+def _classified(model: fx.GraphModule, images: Tensor, labels: Tensor) -> float:
+    """Accuracy of a model that ends in a classifier."""
+    return float((extract_features(model, images).argmax(1) == labels).float().mean())
+
+
+def global_accuracy(context: Context, aggregated: bytes | None, payloads: Mapping[str, bytes]) -> float | None:
+    """Of the aggregated model on the uniform test set; without one, the mean over the clients' own models.
+
+    Self-supervised: a linear probe. Supervised: the model's own classifier.
+    """
+    if context.test.labels is None or context.train.labels is None:
+        return None
+    if aggregated is None:
+        found = [_probed(context, load(context, context.bits[n], payloads[n])) for n in sorted(payloads)]
+        return sum(found) / len(found)
+    model = load(context, 32, aggregated)
+    if context.task.supervised:
+        return _classified(model, context.test.images, context.test.labels)
+    return _probed(context, model)
+
+
+def client_accuracies(context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
+    """Every client in its own bits, tested on its own held-out images.
+
+    Self-supervised: an s-bit classifier on the client's frozen s-bit extractor. Supervised: the model as it is given here.
+    """
     labels = context.train.labels
     if labels is None or context.test.labels is None:
         return {}
     found = {}
-    for bits, payload in sorted(payloads.items()):
-        model = context.task.converted(bits)
-        load_bytes(model, payload)
+    for name in sorted(payloads):
+        bits, split = context.bits[name], context.partition.clients[name]
+        model = load(context, bits, payloads[name])
+        if context.task.supervised:
+            found[name] = _classified(model, context.train.images[split.test], labels[split.test])
+            continue
         encoder = feature_extractor(model)
-        for name in sorted(n for n, b in context.bits.items() if b == bits):
-            split = context.partition.clients[name]
-            x, y = (extract_features(encoder, context.train.images[i]) for i in (split.train, split.test))
-            seed = derived_seed(context.config.seed, "local probe", name)
-            found[name] = lowbit_probe(
-                x, labels[split.train], y, labels[split.test], _classes(context), bits, seed=seed
-            )
+        x, y = (extract_features(encoder, context.train.images[i]) for i in (split.train, split.test))
+        seed = derived_seed(context.config.seed, "local probe", name)
+        found[name] = lowbit_probe(x, labels[split.train], y, labels[split.test], context.task.classes, bits, seed=seed)
     return found

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 KEEP = 2
@@ -18,13 +21,34 @@ class RunError(ValueError):
 
 
 @dataclass(frozen=True)
+class Totals:
+    """Running totals: bytes by client are the lengths of the buffers."""
+
+    up: dict[str, int] = field(default_factory=dict)
+    down: dict[str, int] = field(default_factory=dict)
+    client_seconds: float = 0.0
+    server_seconds: float = 0.0
+
+    def plus(
+        self, sent: Mapping[str, bytes], received: Mapping[str, bytes], client_seconds: float, server_seconds: float
+    ) -> Totals:
+        """With another round's traffic and work."""
+        up, down = dict(self.up), dict(self.down)
+        for name, payload in sent.items():
+            down[name] = down.get(name, 0) + len(payload)
+        for name, payload in received.items():
+            up[name] = up.get(name, 0) + len(payload)
+        return Totals(up, down, self.client_seconds + client_seconds, self.server_seconds + server_seconds)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on: rounds done, the payload per bitwidth, the aggregated model, running totals."""
+    """All that a run needs to go on: rounds done, the next payload by client, the aggregated model (if any), totals."""
 
     rounds_done: int
-    payloads: dict[int, bytes]
-    aggregated: bytes
-    totals: dict[str, object]
+    payloads: dict[str, bytes]
+    aggregated: bytes | None
+    totals: Totals
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -46,8 +70,8 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
 
     @classmethod
-    def create(cls, path: Path, overwrite: bool) -> RunFolder:
-        """A new folder; an existing one is only replaced if it is a run and ``overwrite`` is set."""
+    def check_new(cls, path: Path, overwrite: bool) -> None:
+        """Refuse a folder that a new run must not use, before any work is done."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             if not overwrite:
                 raise RunError(
@@ -55,6 +79,12 @@ class RunFolder:
                 )
             if not (path / "config.toml").exists():
                 raise RunError(f"{path} is not a run (no config.toml), so --overwrite will not delete it")
+
+    @classmethod
+    def create(cls, path: Path, overwrite: bool) -> RunFolder:
+        """A new folder; an existing one is only replaced if it is a run and ``overwrite`` is set."""
+        cls.check_new(path, overwrite)
+        if path.exists():
             shutil.rmtree(path)
         folder = cls(path)
         folder.checkpoints.mkdir(parents=True)
@@ -67,28 +97,52 @@ class RunFolder:
             raise RunError(f"{path} is not a run: it has no config.toml; start one with fedqssl run --out {path}")
         return cls(path)
 
+    def read_json(self, name: str) -> object:
+        """A JSON file of the run."""
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / name} cannot be read ({error}); this run cannot go on") from error
+
     def write(self, name: str, text: str) -> None:
         """Write a text file atomically."""
         write_atomically(self.path / name, text.encode())
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint atomically and forget all but the last two."""
+        """Write a checkpoint atomically and forget all but the last two; equal models are one file."""
         final = self.checkpoints / f"round-{checkpoint.rounds_done:05d}"
         partial = final.with_name(final.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        files = {f"bits-{b:02d}.fqssl": data for b, data in checkpoint.payloads.items()}
-        files["aggregated.fqssl"] = checkpoint.aggregated
-        digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        state = {"rounds_done": checkpoint.rounds_done, "totals": checkpoint.totals, "sha256": digests}
-        files["state.json"] = json.dumps(state, indent=1).encode()
-        for name, data in files.items():
-            write_atomically(partial / name, data)
-        if final.exists():
-            shutil.rmtree(final)
-        os.replace(partial, final)
+        try:
+            partial.mkdir(parents=True)
+            self._fill(partial, checkpoint)
+            if final.exists():
+                shutil.rmtree(final)
+            os.replace(partial, final)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise RunError(
+                f"round {checkpoint.rounds_done} cannot be saved to {self.checkpoints} ({error.strerror or error}); the "
+                f"checkpoint before it is kept: make room, then go on with --resume {self.path}"
+            ) from error
         for old in sorted(self.checkpoints.glob("round-?????"))[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
+
+    @staticmethod
+    def _fill(partial: Path, checkpoint: Checkpoint) -> None:
+        names = {data: f"model-{hashlib.sha256(data).hexdigest()[:16]}.fqssl" for data in checkpoint.payloads.values()}
+        files = {name: data for data, name in names.items()}
+        if checkpoint.aggregated is not None:
+            files["aggregated.fqssl"] = checkpoint.aggregated
+        state = {
+            "rounds_done": checkpoint.rounds_done,
+            "totals": asdict(checkpoint.totals),
+            "models": {client: names[data] for client, data in checkpoint.payloads.items()},
+            "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+        }
+        for name, data in files.items():
+            write_atomically(partial / name, data)
+        write_atomically(partial / "state.json", json.dumps(state, indent=1).encode())
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint, or None; one that was changed since is an error."""
@@ -99,16 +153,22 @@ class RunFolder:
         try:
             state = json.loads((folder / "state.json").read_text())
             files = {name: (folder / name).read_bytes() for name in state["sha256"]}
-        except (OSError, ValueError, KeyError) as error:
+            totals, models = Totals(**state["totals"]), dict(state["models"])
+            payloads = {client: files[name] for client, name in models.items()}
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"checkpoint {folder} cannot be read ({error}); delete it to go on from the one before"
             ) from error
         for name, digest in state["sha256"].items():
             if hashlib.sha256(files[name]).hexdigest() != digest:
                 raise RunError(f"{folder / name} was changed; delete {folder} to go on from the checkpoint before")
-        aggregated = files.pop("aggregated.fqssl")
-        payloads = {int(name[5:7]): data for name, data in files.items()}
-        return Checkpoint(state["rounds_done"], payloads, aggregated, state["totals"])
+        return Checkpoint(state["rounds_done"], payloads, files.get("aggregated.fqssl"), totals)
+
+    def log(self, line: str) -> None:
+        """Add a line with the time to ``log.txt``; a log that cannot be written stops nothing."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        with contextlib.suppress(OSError), (self.path / "log.txt").open("a") as file:
+            file.write(f"{stamp} {line}\n")
 
     def append_metrics(self, line: dict[str, object]) -> None:
         """Add one line to ``metrics.jsonl``."""

@@ -1,44 +1,98 @@
-"""What an algorithm is: one function, from the clients' models of a round to the aggregated state and what is sent back."""
+"""What an algorithm is: what a client does with the model it gets, and what the server does with what comes back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
+from fedqssl.federated.client import Client, local_update
+from fedqssl.federated.server.validate import Check, check_model
 from fedqssl.federated.state import State
+
+Where = Literal["buffer", "everywhere"]
 
 
 class Workers(Protocol):
-    """The server's operators on its buffer, run wherever the engine likes; results are keyed, never ordered."""
+    """The server's operators, run wherever the engine likes; results are keyed by client name, never ordered."""
 
-    def dequantize(self, payloads: Mapping[str, bytes], bits: Mapping[str, int]) -> dict[str, tuple[State, float]]:
-        """De-quantize each client's model."""
+    def before(self) -> State:
+        """The aggregated state that the round began with."""
 
-    def requantize(self, state: State, bits: set[int], epochs: int | None = None) -> dict[int, bytes]:
-        """The aggregated model in each of these bitwidths; ``epochs`` overrides the configured fine-tuning."""
+    def read(self, payloads: Mapping[str, bytes]) -> dict[str, State]:
+        """The float states of models as they came."""
 
-    def read(self, payloads: Mapping[str, bytes], bits: Mapping[str, int]) -> dict[str, State]:
-        """The float states of the models as they came."""
+    def dequantize(self, payloads: Mapping[str, bytes]) -> dict[str, tuple[State, float]]:
+        """De-quantize each client's model on the buffer: ``w'_k`` and ``L_DQ_k``."""
+
+    def requantize(self, state: State, epochs: int | None = None) -> dict[str, bytes]:
+        """A state in every client's own bits, made once per bitwidth; ``epochs`` overrides the configured fine-tuning."""
+
+    def train(self, state: State, where: Where, epochs: int) -> tuple[State, float]:
+        """Full-precision epochs on the buffer, or on all clients' images in one place; the state and the last loss."""
+
+    def settle(self, state: State) -> State:
+        """The same weights with batch-norm statistics of the buffer."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What a round brings to the server: valid uploads and sizes by client, and the run's settings for the server."""
+
+    payloads: Mapping[str, bytes]
+    samples: Mapping[str, int]
+    clients: tuple[str, ...]
+    bits: Mapping[str, int]
+    dequantize_epochs: int = 1
+    local_epochs: int = 1
+    temperature: float = 1.0
+
+    def shares(self) -> dict[str, float]:
+        """``|D_k| / |D|`` over the clients that replied."""
+        total = sum(self.samples[name] for name in self.payloads)
+        return {name: self.samples[name] / total for name in sorted(self.payloads)}
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a round of the server gives: the aggregated state, a payload per bitwidth, weights and losses by client."""
+    """What a round of the server gives.
 
-    state: State
-    payloads: dict[int, bytes]
-    weights: dict[str, float]
+    Args:
+        state: the aggregated state; None if there is none (no federation).
+        payloads: the next model by client; clients that are not named keep what they have.
+        weights: aggregation weights by client.
+        losses: de-quantization losses by client.
+        server_loss: of training that the server does without clients.
+    """
+
+    state: State | None
+    payloads: dict[str, bytes]
+    weights: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
+    server_loss: float | None = None
 
 
-Server = Callable[[Mapping[str, bytes], Mapping[str, int], Mapping[str, int], Workers, float], Round]
+Server = Callable[[Arrived, Workers], Round]
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """``server(payloads, bits, samples, workers, temperature)`` of one round; clients all run Algorithm 2."""
+    """One federated algorithm (``docs/add-an-algorithm.md``).
+
+    Args:
+        name: its name in configurations.
+        description: one line for ``fedqssl list algorithms``.
+        server: from what arrived to the aggregated state and the payloads sent back.
+        client: what a client does with its payload; Algorithm 2 on local images by default.
+        check: raises ContainerError for an upload that the server must not use.
+        objective: what is trained, if the algorithm does not leave it to the configuration.
+        has_clients: whether clients take part at all (controls such as ``server_only`` do without).
+    """
 
     name: str
     description: str
     server: Server
+    client: Client = local_update
+    check: Check = check_model
+    objective: str | None = None
+    has_clients: bool = True

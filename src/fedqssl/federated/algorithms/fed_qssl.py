@@ -1,30 +1,22 @@
 """Fed-QSSL: personalized federated learning under bitwidth and data heterogeneity (Chen, Vikalo, Wang).
 
 Algorithm 1, one round: clients train in s_k bits; the server de-quantizes each model on D_g, averages with ``softmax(-L_DQ)``
-weights, re-quantizes to each bitwidth.
+weights, re-quantizes to each bitwidth. The self-supervision inside is the run's ``objective``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from fedqssl.federated.algorithms.base import Algorithm, Round, Workers
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
 from fedqssl.federated.server.aggregate import average, softmax_weights
 
 
-def fed_qssl(
-    payloads: Mapping[str, bytes],
-    bits: Mapping[str, int],
-    samples: Mapping[str, int],
-    workers: Workers,
-    temperature: float,
-) -> Round:
+def fed_qssl(arrived: Arrived, workers: Workers) -> Round:
     """Lines 11 to 14: collect, de-quantize, aggregate, re-quantize."""
-    dequantized = workers.dequantize(payloads, bits)
+    dequantized = workers.dequantize(arrived.payloads)
     losses = {name: loss for name, (_, loss) in dequantized.items()}
-    weights = softmax_weights(losses, temperature)
+    weights = softmax_weights(losses, arrived.temperature)
     state = average({name: state for name, (state, _) in dequantized.items()}, weights)
-    return Round(state, workers.requantize(state, set(bits.values())), weights, losses)
+    return Round(state, workers.requantize(state), weights, losses)
 
 
 FED_QSSL = Algorithm("fed_qssl", "de-quantize, weigh by softmax(-loss), average, re-quantize (the paper)", fed_qssl)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedqssl.federated.randomness import generator
-from fedqssl.federated.state import State, read_state, write_state
-from fedqssl.federated.task import Task, train_epoch
-from fedqssl.lowbit import LowBitSGD, load_bytes
+from fedqssl.federated.server.fine_tune import fine_tune
+from fedqssl.federated.state import State, read_payload
+from fedqssl.federated.task import Task
 
 
 def dequantize(
@@ -17,13 +16,5 @@ def dequantize(
 
     All clients of a round see the same batches and views (common random numbers), so that losses can be compared.
     """
-    received = task.converted(bits)
-    load_bytes(received, payload)
-    state = read_state(received)
-    full = task.converted(32)
-    write_state(full, state)
-    draws = generator(task.seed, "de-quantization", round_number)
-    opt = LowBitSGD(full, lr)
-    losses = [train_epoch(full, opt, buffer, task, draws) for _ in range(epochs)]
-    loss = losses[-1] if losses else train_epoch(full, None, buffer, task, draws)
-    return {**state, **read_state(full)}, loss
+    state = read_payload(payload, bits, task)
+    return fine_tune(state, buffer, task, ("de-quantization", round_number), epochs, lr)

@@ -1,0 +1,17 @@
+"""Control: all clients' images in one place, full precision.
+
+The ceiling: what ``fed_qssl`` lacks of it is what federation and few bits cost.
+"""
+
+from __future__ import annotations
+
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+
+
+def central(arrived: Arrived, workers: Workers) -> Round:
+    """E epochs a round over the union of the clients' images; then as handed out by Fed-QSSL's server."""
+    state, loss = workers.train(workers.before(), "everywhere", arrived.local_epochs)
+    return Round(state, workers.requantize(state), server_loss=loss)
+
+
+CENTRAL = Algorithm("central", "control: all clients' images in one place, full precision", central, has_clients=False)

@@ -1,0 +1,46 @@
+"""FedPAQ: a communication-efficient federated learning method with periodic averaging and quantization (Reisizadeh et al., 2020).
+
+Clients send quantized *updates*: ``Q(w_k - w_received)``, unbiased (stochastic rounding), in their own bits; the server keeps the
+float model and adds the mean, ``w <- w + sum_k |D_k|/|D| Q(Delta_k)`` (their Eq. 5; weights by number of images as in FedAvg).
+"""
+
+from __future__ import annotations
+
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+from fedqssl.federated.client import ClientMetrics, LocalJob, train_locally
+from fedqssl.federated.randomness import generator
+from fedqssl.federated.server.aggregate import average
+from fedqssl.federated.state import read_state
+from fedqssl.federated.task import SUPERVISED
+from fedqssl.federated.updates import check_update, decode_update, encode_update
+from fedqssl.lowbit import load_bytes
+
+
+def fed_paq(payload: bytes, job: LocalJob) -> tuple[bytes, ClientMetrics]:
+    """The client's part: train, then send what changed."""
+    received = job.task.converted(job.settings.bits)
+    load_bytes(received, payload)
+    start = read_state(received)
+    model, metrics = train_locally(payload, job)
+    update = {name: x - start[name] for name, x in read_state(model).items()}
+    draws = generator(job.task.seed, "update rounding", job.name, job.round_number)
+    return encode_update(update, job.settings.bits, draws), metrics
+
+
+def add_updates(arrived: Arrived, workers: Workers) -> Round:
+    """The server's part: the float model plus the mean update."""
+    weights = arrived.shares()
+    updates = {name: decode_update(payload) for name, payload in arrived.payloads.items()}
+    mean = average(updates, weights)
+    state = {name: x + mean[name] if name in mean else x for name, x in workers.before().items()}
+    return Round(state, workers.requantize(state, epochs=0), weights)
+
+
+FED_PAQ = Algorithm(
+    "fed_paq",
+    "supervised; clients send quantized updates",
+    add_updates,
+    client=fed_paq,
+    check=check_update,
+    objective=SUPERVISED,
+)

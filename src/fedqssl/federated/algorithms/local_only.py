@@ -1,0 +1,17 @@
+"""Control: no federation. What ``fed_qssl`` gains over it is what federation adds.
+
+Every client trains its own model for all rounds and never sees another's. There is no aggregated model: global accuracy is the
+mean over the clients' models.
+"""
+
+from __future__ import annotations
+
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+
+
+def local_only(arrived: Arrived, workers: Workers) -> Round:
+    """Every client goes on with its own model."""
+    return Round(None, dict(arrived.payloads))
+
+
+LOCAL_ONLY = Algorithm("local_only", "control: every client alone, no federation", local_only)

@@ -1,0 +1,21 @@
+"""Control: self-supervision on the buffer D_g alone. What ``fed_qssl`` gains over it is what the clients' images add.
+
+The server spends as many full-precision epochs on the buffer as Fed-QSSL's spends on all clients' models together, then
+re-quantizes in the same way.
+"""
+
+from __future__ import annotations
+
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+
+
+def server_only(arrived: Arrived, workers: Workers) -> Round:
+    """``dequantize_epochs`` epochs for each client of the round, all on one model."""
+    epochs = max(arrived.dequantize_epochs, 1) * len(arrived.clients)
+    state, loss = workers.train(workers.before(), "buffer", epochs)
+    return Round(state, workers.requantize(state), server_loss=loss)
+
+
+SERVER_ONLY = Algorithm(
+    "server_only", "control: self-supervision on the buffer alone, same server work", server_only, has_clients=False
+)

@@ -1,0 +1,20 @@
+"""What the server checks before it uses an upload: format, checksum, architecture, shapes, bits, finite values, size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedqssl.federated.task import Task
+from fedqssl.lowbit import load_bytes, to_bytes
+
+Check = Callable[[bytes, int, Task], None]
+"""(upload, the client's bits, task) -> nothing, or a ContainerError that says what is wrong."""
+
+SLACK = 2.0
+"""An honest model is as long as ours, but for floats that travel as 16 or 32 bits."""
+
+
+def check_model(payload: bytes, bits: int, task: Task) -> None:
+    """Raise ContainerError unless this is the task's model in this client's bits."""
+    model = task.converted(bits)
+    load_bytes(model, payload, max_bytes=int(SLACK * len(to_bytes(model))))

@@ -1,0 +1,87 @@
+"""The end of a run: accuracies, every client's own model, plots, ``summary.md`` and ``result.json``."""
+
+from __future__ import annotations
+
+import resource
+
+from fedqssl.config import protocol
+from fedqssl.engines.context import Context
+from fedqssl.engines.in_process import InProcess
+from fedqssl.runs.evaluate import client_accuracies, global_accuracy, has_labels
+from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
+from fedqssl.runs.play import learning_rate
+from fedqssl.runs.plots import draw
+from fedqssl.runs.progress import Progress
+from fedqssl.runs.result import ClientResult, RunResult
+
+
+def finish(
+    context: Context, engine: InProcess, folder: RunFolder, checkpoint: Checkpoint, progress: Progress
+) -> RunResult:
+    """Evaluate, hand every client its model, write the result."""
+    config = context.config
+    progress.say(
+        "evaluating" if has_labels(context) else "these data have no labels, so there is no accuracy to measure"
+    )
+    total = global_accuracy(context, checkpoint.aggregated, checkpoint.payloads)
+    own = checkpoint.payloads
+    if context.task.supervised:  # section 8: the client's own model after local training
+        rate = learning_rate(config, config.rounds - 1)
+        replies, _ = engine.train_clients(own, config.rounds, rate, plainly=True)
+        own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
+    local = client_accuracies(context, own)
+    clients = {name: _hand_out(context, folder, checkpoint, name, local.get(name)) for name in sorted(context.bits)}
+    known = [c.local_accuracy for c in clients.values() if c.local_accuracy is not None]
+    result = RunResult(
+        folder=folder.path,
+        algorithm=config.algorithm,
+        dataset=config.data,
+        seed=config.seed,
+        rounds=config.rounds,
+        global_accuracy=total,
+        local_accuracy=sum(known) / len(known) if known else None,
+        clients=clients,
+        bytes_up=sum(c.bytes_up for c in clients.values()),
+        bytes_down=sum(c.bytes_down for c in clients.values()),
+        client_seconds=checkpoint.totals.client_seconds,
+        server_seconds=checkpoint.totals.server_seconds,
+        peak_memory_bytes=_peak_memory(),
+        protocol=protocol(config),
+    )
+    figures = draw(context, folder)
+    if not figures:
+        progress.say("no plots: install matplotlib (pip install 'fedqssl[plots]') to get curves.png and partition.png")
+    folder.write("summary.md", summary(result, figures))
+    folder.write("result.json", result.to_json())
+    return result
+
+
+def _hand_out(
+    context: Context, folder: RunFolder, checkpoint: Checkpoint, name: str, accuracy: float | None
+) -> ClientResult:
+    """Write a client's model to ``clients/<name>/model.fqssl``; it is the last thing that the client receives."""
+    home = folder.path / "clients" / name
+    home.mkdir(parents=True, exist_ok=True)
+    payload, totals = checkpoint.payloads[name], checkpoint.totals
+    write_atomically(home / "model.fqssl", payload)
+    images = len(context.partition.clients[name].train)
+    received = totals.down.get(name, 0) + len(payload)
+    return ClientResult(context.bits[name], images, accuracy, totals.up.get(name, 0), received)
+
+
+def _peak_memory() -> int:
+    """Largest resident size of this process or of one of its workers."""
+    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return 1024 * max(resource.getrusage(kind).ru_maxrss for kind in kinds)
+
+
+def summary(result: RunResult, figures: list[str]) -> str:
+    """``summary.md``."""
+    lines = [f"# {result.headline()}", "", f"Protocol `{result.protocol}`, seed {result.seed}.", ""]
+    lines += ["| client | bits | images | local accuracy | bytes up | bytes down |", "|---|---|---|---|---|---|"]
+    for name, c in result.clients.items():
+        accuracy = "no labels" if c.local_accuracy is None else f"{100 * c.local_accuracy:.1f}%"
+        lines.append(f"| {name} | {c.bits} | {c.samples} | {accuracy} | {c.bytes_up} | {c.bytes_down} |")
+    lines += ["", f"Bytes up {result.bytes_up}, down {result.bytes_down}.", ""]
+    lines += [f"![{name}]({name})" for name in figures] + [""]
+    return "\n".join(lines)

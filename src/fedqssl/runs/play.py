@@ -1,0 +1,130 @@
+"""One round of Algorithm 1, from a checkpoint to the next: clients, then server; and its line in ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from fedqssl.config import RunConfig
+from fedqssl.engines.context import Context
+from fedqssl.engines.in_process import InProcess
+from fedqssl.federated.algorithms import Arrived, Round
+from fedqssl.federated.client import ClientMetrics
+from fedqssl.federated.randomness import generator
+from fedqssl.federated.state import write_state
+from fedqssl.lowbit import ContainerError, to_bytes
+from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
+from fedqssl.runs.folder import Checkpoint, RunError, Totals
+
+Replies = Mapping[str, tuple[bytes, ClientMetrics]]
+
+
+def learning_rate(config: RunConfig, round_number: int) -> float:
+    """The clients' learning rate in a round: constant, half a cosine, or x0.3 at 30, 60 and 90% of the rounds."""
+    done = round_number / config.rounds
+    if config.lr_schedule == "cosine":
+        return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+    if config.lr_schedule == "step":
+        return config.lr * 0.3 ** sum(done >= mark for mark in (0.3, 0.6, 0.9))
+    return config.lr
+
+
+def sampled(context: Context, round_number: int) -> list[str]:
+    """Names of the clients that take part in a round: a fraction of all, at least ``min_clients``."""
+    names = sorted(context.bits)
+    wanted = max(math.ceil(context.config.fraction * len(names)), min(context.config.min_clients, len(names)))
+    order = torch.randperm(len(names), generator=generator(context.config.seed, "sampling", round_number))
+    return sorted(names[i] for i in order[:wanted].tolist())
+
+
+def first_checkpoint(context: Context) -> Checkpoint:
+    """One float initialisation, quantized to each bitwidth."""
+    made = {b: to_bytes(context.task.converted(b)) for b in sorted(set(context.bits.values()))}
+    payloads = {name: made[b] for name, b in context.bits.items()}
+    return Checkpoint(0, payloads, to_bytes(context.task.converted(32)), Totals())
+
+
+def play(
+    context: Context, engine: InProcess, before: Checkpoint, round_number: int
+) -> tuple[Checkpoint, dict[str, Any]]:
+    """One round; the checkpoint after it and its line of metrics."""
+    config, algorithm = context.config, context.algorithm
+    names = sampled(context, round_number)
+    lr = learning_rate(config, round_number)
+    sent = {n: before.payloads[n] for n in names} if algorithm.has_clients else {}
+    replies, failed = engine.train_clients(sent, round_number, lr)
+    server_began = time.monotonic()
+    valid, rejected = _validated(context, replies)
+    rejected |= failed
+    if algorithm.has_clients and len(valid) < config.min_clients:
+        reasons = "; ".join(f"{n}: {why}" for n, why in sorted(rejected.items()))
+        raise RunError(
+            f"round {round_number + 1} got {len(valid)} valid updates, fewer than min_clients = {config.min_clients} ({reasons})"
+        )
+    engine.server_round(round_number, lr if config.server.lr is None else config.server.lr, before.aggregated)
+    after = algorithm.server(_arrived(context, names, valid), engine)
+    aggregated = None
+    if after.state is not None:
+        aggregated = context.task.converted(32)
+        write_state(aggregated, after.state)
+    spent = sum(m.seconds for _, m in replies.values()), time.monotonic() - server_began
+    received = {n: payload for n, (payload, _) in replies.items()}
+    totals = before.totals.plus(sent, received, *spent)
+    data = None if aggregated is None else to_bytes(aggregated)
+    checkpoint = Checkpoint(round_number + 1, {**before.payloads, **after.payloads}, data, totals)
+    line = _line(round_number + 1, lr, after, valid) | {"rejected": rejected}
+    line |= {"bytes_up": sum(map(len, received.values())), "bytes_down": sum(map(len, sent.values()))}
+    line |= {"client_seconds": spent[0], "server_seconds": spent[1]}
+    return checkpoint, line | _monitors(context, aggregated, round_number + 1)
+
+
+def _monitors(context: Context, aggregated: fx.GraphModule | None, number: int) -> dict[str, Any]:
+    """KNN accuracy and label-free signals, in the rounds that are asked for and where there is an aggregated model."""
+    every = context.config.evaluation.knn_every
+    if aggregated is None or not every or number % every:
+        return {"knn": None, "collapse": None}
+    return {"knn": knn_monitor(context, aggregated), "collapse": collapse_monitor(context, aggregated).to_json()}
+
+
+def _validated(context: Context, replies: Replies) -> tuple[dict[str, tuple[bytes, ClientMetrics]], dict[str, str]]:
+    """Uploads that the server may use, and why not of the others."""
+    valid, rejected = {}, {}
+    for name, reply in replies.items():
+        try:
+            context.algorithm.check(reply[0], context.bits[name], context.task)
+            valid[name] = reply
+        except ContainerError as error:
+            rejected[name] = str(error)
+    return valid, rejected
+
+
+def _arrived(context: Context, names: list[str], valid: Replies) -> Arrived:
+    config = context.config
+    return Arrived(
+        payloads={n: payload for n, (payload, _) in valid.items()},
+        samples={n: metrics.samples for n, (_, metrics) in valid.items()},
+        clients=tuple(names),
+        bits=context.bits,
+        dequantize_epochs=config.server.dequantize_epochs,
+        local_epochs=config.local_epochs,
+        temperature=config.aggregation.temperature,
+    )
+
+
+def _line(number: int, lr: float, after: Round, replies: Replies) -> dict[str, Any]:
+    """The figures of a round that come from training."""
+    last = [m.losses[-1] for _, m in replies.values() if m.losses]
+    return {
+        "round": number,
+        "lr": lr,
+        "loss": sum(last) / len(last) if last else after.server_loss,
+        "client_loss": {n: list(m.losses) for n, (_, m) in replies.items()},
+        "skipped_steps": sum(m.skipped_steps for _, m in replies.values()),
+        "dequantize_loss": after.losses,
+        "weights": after.weights,
+    }

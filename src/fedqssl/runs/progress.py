@@ -1,0 +1,40 @@
+"""What a run tells its user while it works: a line per round, and how far the clients of a round are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Say = Callable[[str], None]
+
+
+class Progress:
+    """Plain lines; what is in between is not shown. The CLI has one that draws a bar on terminals."""
+
+    def __init__(self, say: Say = print) -> None:
+        self._say = say
+
+    def say(self, line: str) -> None:
+        """Show a line that stays."""
+        self._say(line)
+
+    def tick(self, what: str, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` jobs of a kind are done."""
+
+    def round(self, number: int, rounds: int) -> None:
+        """A round begins."""
+
+
+def seconds(left: float) -> str:
+    """``45 s``, ``12 min``, ``3.4 h``."""
+    if left < 90:
+        return f"{left:.0f} s"
+    return f"{left / 60:.0f} min" if left < 5400 else f"{left / 3600:.1f} h"
+
+
+def round_line(line: dict[str, Any], rounds: int, left: float) -> str:
+    """One line per round: loss, kNN, bytes, time left."""
+    knn = f"  kNN {100 * line['knn']:.1f}%" if line["knn"] is not None else ""
+    loss = f"  loss {line['loss']:.3f}" if line["loss"] is not None else ""
+    traffic = (line["bytes_up"] + line["bytes_down"]) / 2**20
+    return f"round {line['round']}/{rounds}{loss}{knn}  {traffic:.1f} MiB  {seconds(left)} left"
