@@ -1,21 +1,28 @@
 """The default engine: both roles on this machine, clients of a round in worker processes (``workers``; one worker runs inline).
 
 Workers get bytes and return bytes; what they compute depends on (seed, client, round) alone, so any number of them gives the
-same bytes for equal ``threads``.
+same bytes for equal ``threads``. They end with their parent, however that ends, and Ctrl-C is the parent's alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-from collections.abc import Callable, Mapping
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from fedqssl.config import RunConfig
-from fedqssl.engines.context import Context, build_context
+from fedqssl.engines.context import Context
+from fedqssl.engines.sharing import Attachment, SharedImages
 from fedqssl.federated.algorithms.base import Where
 from fedqssl.federated.client import ClientMetrics, local_update
 from fedqssl.federated.server import dequantize, fine_tune, requantize, settle
@@ -31,10 +38,10 @@ def no_tick(what: str, done: int, total: int) -> None:
     """Show nothing."""
 
 
-def _set_up(config: RunConfig) -> None:
+def _set_up(attachment: Attachment) -> None:
     global _CONTEXT
-    torch.set_num_threads(config.threads)
-    _CONTEXT = build_context(config)
+    torch.set_num_threads(attachment.context.config.threads)
+    _CONTEXT = attachment.open()
 
 
 def _train(
@@ -59,9 +66,10 @@ def _requantize(context: Context, bits: int, state: State, round_number: int, lr
     return requantize(state, bits, buffer, context.task, round_number, epochs, lr)
 
 
-def _in_worker(function: Callable[..., Any], *arguments: Any) -> Any:
+def _in_worker(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
+    """The result, and this worker's peak memory."""
     assert _CONTEXT is not None
-    return function(_CONTEXT, *arguments)
+    return function(_CONTEXT, *arguments), peak_memory()
 
 
 class InProcess:
@@ -74,6 +82,7 @@ class InProcess:
         self.context, self.tick = context, tick
         self.workers = min(context.config.workers, max(len(context.bits), 1))
         self.pool: ProcessPoolExecutor | None = None
+        self.shared: SharedImages | None = None
         self.round_number, self.server_lr = 0, 0.0
         self.aggregated: bytes | None = None
 
@@ -81,14 +90,20 @@ class InProcess:
         torch.set_num_threads(self.context.config.threads)
         if self.workers > 1:
             spawn = multiprocessing.get_context("spawn")  # fork would copy a process with live OpenMP threads
-            self.pool = ProcessPoolExecutor(self.workers, spawn, _set_up, (self.context.config,))
+            self.shared = SharedImages(self.context)
+            self.pool = ProcessPoolExecutor(self.workers, spawn, _set_up, (self.shared.__enter__(),))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.pool is not None:
+            if error is not None:
+                self.lifeline.close()  # do not wait for jobs that nobody wants any more
             self.pool.shutdown(wait=True, cancel_futures=True)
+            self.lifeline.close()
+        if self.shared is not None:
+            self.shared.__exit__(kind, error, trace)
 
     def _run(self, what: str, function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:
         """Results by job key, whatever the order in which they come."""
@@ -99,13 +114,22 @@ class InProcess:
                 done[key] = function(self.context, *arguments)
                 self.tick(what, len(done), len(jobs))
             return done
-        futures: dict[Future[Any], Any] = {
-            self.pool.submit(_in_worker, function, *arguments): key for key, arguments in jobs.items()
-        }
-        for future in as_completed(futures):
-            done[futures[future]] = future.result()
-            self.tick(what, len(done), len(jobs))
+        try:
+            with _ctrl_c_waits():
+                futures: dict[Future[Any], Any] = {
+                    self.pool.submit(_in_worker, function, *arguments): key for key, arguments in jobs.items()
+                }
+            for future in as_completed(futures):
+                done[futures[future]], peak = future.result()
+                self.workers_peak = max(self.workers_peak, peak)
+                self.tick(what, len(done), len(jobs))
+        except BrokenProcessPool as error:
+            raise ChildProcessError("a worker process died, perhaps for lack of memory; try workers=1") from error
         return {key: done[key] for key in jobs}
+
+    def peak_memory(self) -> int:
+        """Largest resident size so far of this process or of one worker."""
+        return max(peak_memory(), self.workers_peak)
 
     def train_clients(
         self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, plainly: bool = False
