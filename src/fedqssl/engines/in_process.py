@@ -38,8 +38,33 @@ def no_tick(what: str, done: int, total: int) -> None:
     """Show nothing."""
 
 
-def _set_up(attachment: Attachment) -> None:
+def peak_memory() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _die_with_parent(lifeline: Connection) -> None:
+    """End this process at once, in the middle of a job or not, when nobody holds the other end of the lifeline."""
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Ctrl-C takes effect afterwards; processes started meanwhile never notice it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _set_up(attachment: Attachment, lifeline: Connection) -> None:
     global _CONTEXT
+    if lifeline.poll():
+        os._exit(1)  # the parent is gone already
+    threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
     torch.set_num_threads(attachment.context.config.threads)
     _CONTEXT = attachment.open()
 
@@ -58,7 +83,10 @@ def _train(
 def _dequantize(context: Context, name: str, payload: bytes, round_number: int, lr: float) -> tuple[State, float]:
     buffer = context.train.images[context.partition.buffer]
     epochs = context.config.server.dequantize_epochs
-    return dequantize(payload, context.bits[name], buffer, context.task, round_number, epochs, lr)
+    try:
+        return dequantize(payload, context.bits[name], buffer, context.task, round_number, epochs, lr)
+    except NonFiniteError:
+        return {}, float("nan")
 
 
 def _requantize(context: Context, bits: int, state: State, round_number: int, lr: float, epochs: int) -> bytes:
@@ -83,6 +111,8 @@ class InProcess:
         self.workers = min(context.config.workers, max(len(context.bits), 1))
         self.pool: ProcessPoolExecutor | None = None
         self.shared: SharedImages | None = None
+        self.lifeline: Connection | None = None
+        self.workers_peak = 0
         self.round_number, self.server_lr = 0, 0.0
         self.aggregated: bytes | None = None
 
@@ -91,13 +121,14 @@ class InProcess:
         if self.workers > 1:
             spawn = multiprocessing.get_context("spawn")  # fork would copy a process with live OpenMP threads
             self.shared = SharedImages(self.context)
-            self.pool = ProcessPoolExecutor(self.workers, spawn, _set_up, (self.shared.__enter__(),))
+            theirs, self.lifeline = spawn.Pipe(duplex=False)
+            self.pool = ProcessPoolExecutor(self.workers, spawn, _set_up, (self.shared.__enter__(), theirs))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.pool is not None:
+        if self.pool is not None and self.lifeline is not None:
             if error is not None:
                 self.lifeline.close()  # do not wait for jobs that nobody wants any more
             self.pool.shutdown(wait=True, cancel_futures=True)
@@ -124,7 +155,9 @@ class InProcess:
                 self.workers_peak = max(self.workers_peak, peak)
                 self.tick(what, len(done), len(jobs))
         except BrokenProcessPool as error:
-            raise ChildProcessError("a worker process died, perhaps for lack of memory; try workers=1") from error
+            raise ChildProcessError(
+                "a worker process died, perhaps for lack of memory (workers = 1 in config.toml needs less)"
+            ) from error
         return {key: done[key] for key in jobs}
 
     def peak_memory(self) -> int:

@@ -67,6 +67,8 @@ def collapse_signals(x: Tensor, y: Tensor) -> Collapse:
         raise ValueError(
             f"needs the features of two views of at least 2 images, not {tuple(x.shape)} and {tuple(y.shape)}"
         )
+    if not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
+        raise ValueError("features hold NaN or infinity; the model diverged, lower its learning rate")
     return Collapse(alignment(x, y), uniformity(x), effective_rank(x), x.shape[1])
 
 

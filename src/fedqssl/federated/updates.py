@@ -15,11 +15,14 @@ from safetensors import SafetensorError
 
 from fedqssl.federated.state import State, read_state
 from fedqssl.federated.task import Task
-from fedqssl.lowbit.container import ContainerError, check_bytes, frame
+from fedqssl.lowbit.container import MAX_BYTES, ContainerError, check_bytes, frame
 from fedqssl.quant import uniform_quantize
 from fedqssl.quant.packing import pack, packed_size, unpack
 
 FULL = 32
+SLACK = 2
+PER_TENSOR = 512
+"""An honest update has its packed codes, and for each tensor a scale, a name and a shape, which take far fewer bytes."""
 
 
 def encode_update(update: State, bits: int, generator: torch.Generator) -> bytes:
@@ -48,13 +51,13 @@ def _about(blob: bytes) -> tuple[int, dict[str, torch.Size]]:
     return int(about["bits"]), {str(name): torch.Size(shape) for name, shape in about["shapes"].items()}
 
 
-def decode_update(data: bytes, bits: int | None = None) -> State:
+def decode_update(data: bytes, bits: int | None = None, max_bytes: int = MAX_BYTES) -> State:
     """The update as floats.
 
     Raises:
         ContainerError: if these bytes are not an update, or not one of this many bits.
     """
-    blob = check_bytes(data)
+    blob = check_bytes(data, max_bytes)
     try:
         found, shapes = _about(blob)
         if bits is not None and found != bits:
@@ -63,15 +66,15 @@ def decode_update(data: bytes, bits: int | None = None) -> State:
         return {name: _decode(tensors, name, shape, found) for name, shape in shapes.items()}
     except ContainerError:
         raise
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
         raise ContainerError(f"the update cannot be read: {error}") from error
 
 
 def _decode(tensors: dict[str, torch.Tensor], name: str, shape: torch.Size, bits: int) -> torch.Tensor:
     if bits == FULL:
         x = tensors[name]
-        if x.shape != shape:
-            raise ContainerError(f"'{name}' has shape {tuple(x.shape)}, not {tuple(shape)}")
+        if x.shape != shape or x.dtype != torch.float32:
+            raise ContainerError(f"'{name}' is {x.dtype} of shape {tuple(x.shape)}, not float32 of {tuple(shape)}")
         return x
     codes, m = tensors[f"{name}.codes"], float(tensors[f"{name}.scale"])
     if codes.numel() != packed_size(shape.numel(), bits) or codes.dtype != torch.uint8:
@@ -84,7 +87,8 @@ def _decode(tensors: dict[str, torch.Tensor], name: str, shape: torch.Size, bits
 def check_update(payload: bytes, bits: int, task: Task) -> None:
     """Raise ContainerError unless this is an update of the task's model in this client's bits, finite throughout."""
     wanted = read_state(task.converted(bits))
-    update = decode_update(payload, bits)
+    honest = sum(4 * x.numel() if bits == FULL else packed_size(x.numel(), bits) for x in wanted.values())
+    update = decode_update(payload, bits, SLACK * (honest + PER_TENSOR * len(wanted)))
     if {n: x.shape for n, x in update.items()} != {n: x.shape for n, x in wanted.items()}:
         raise ContainerError("the update is of another architecture")
     bad = [name for name, x in update.items() if not bool(torch.isfinite(x).all())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import time
@@ -11,6 +12,7 @@ import torch
 
 from fedqssl import __version__
 from fedqssl.config import RunConfig, load_config, to_toml
+from fedqssl.config.keys import nearest
 from fedqssl.engines.context import Context, build_context
 from fedqssl.engines.in_process import InProcess
 from fedqssl.evaluation.collapse import Collapse
@@ -22,6 +24,8 @@ from fedqssl.runs.play import first_checkpoint, play
 from fedqssl.runs.progress import Progress, Say, round_line
 from fedqssl.runs.result import RunResult
 
+ENGINES = ["in_process"]
+
 
 def start(
     config: RunConfig, out: Path, *, overwrite: bool = False, say: Say = print, progress: Progress | None = None
@@ -30,10 +34,13 @@ def start(
     _check(config)
     RunFolder.check_new(out, overwrite)
     context = build_context(config)
-    folder = RunFolder.create(out, overwrite)
-    folder.write("environment.json", json.dumps(_environment(), indent=1) + "\n")
-    folder.write("partition.json", json.dumps(context.partition.to_json()) + "\n")
-    folder.write("config.toml", to_toml(config))  # last: what has a config.toml can be resumed
+    try:
+        folder = RunFolder.create(out, overwrite)
+        folder.write("environment.json", json.dumps(_environment(context), indent=1) + "\n")
+        folder.write("partition.json", json.dumps(context.partition.to_json()) + "\n")
+        folder.write("config.toml", to_toml(config))  # last: what has a config.toml can be resumed
+    except OSError as error:
+        raise RunError(f"{out} cannot be written ({error.strerror or error}); choose another --out") from error
     return run_to_end(context, folder, progress or Progress(say))
 
 
@@ -47,20 +54,38 @@ def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) 
     config = load_config(folder / "config.toml")
     _check(config)
     context = build_context(config)
-    if found.read_json("partition.json") != json.loads(json.dumps(context.partition.to_json())):
-        raise RunError(f"the data behind {folder} have changed: they no longer give its partition.json")
+    _check_same_data(context, found)
     return run_to_end(context, found, progress)
 
 
 def _check(config: RunConfig) -> None:
-    if config.algorithm not in ALGORITHMS:
-        raise RunError(f"unknown algorithm {config.algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
-    if config.engine != "in_process":
-        raise RunError(f"unknown engine {config.engine!r}; this version has in_process")
+    for kind, name, known in (("algorithm", config.algorithm, list(ALGORITHMS)), ("engine", config.engine, ENGINES)):
+        if name not in known:
+            raise RunError(f"unknown {kind} {name!r}{nearest(name, known)} ({kind}s: {', '.join(known)})")
 
 
-def _environment() -> dict[str, object]:
+def _check_same_data(context: Context, folder: RunFolder) -> None:
+    """Going on with other images would give a run that never was."""
+    same = folder.read_json("partition.json") == json.loads(json.dumps(context.partition.to_json()))
+    environment = folder.read_json("environment.json")
+    noted = environment.get("images_sha256") if isinstance(environment, dict) else None
+    if not same or noted not in (None, _images_digest(context)):
+        raise RunError(f"the data behind {folder.path} have changed: put back what was there, or start a new run")
+
+
+def _images_digest(context: Context) -> str:
+    """Of all pixels and labels."""
+    digest = hashlib.sha256()
+    for data in (context.train, context.test):
+        for tensor in (data.images, data.labels):
+            if tensor is not None:
+                digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _environment(context: Context) -> dict[str, object]:
     return {
+        "images_sha256": _images_digest(context),
         "fedqssl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -84,8 +109,15 @@ class _Logged(Progress):
 
 def run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunResult:
     """All rounds that are left, then the evaluation; Ctrl-C and kill lose at most the round in flight."""
+    try:
+        with folder.locked():
+            return _run_to_end(context, folder, _Logged(progress, folder))
+    except OSError as error:
+        raise RunError(f"{error}; when that is solved, go on with --resume {folder.path}") from error
+
+
+def _run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunResult:
     config = context.config
-    progress = _Logged(progress, folder)
     checkpoint = folder.latest() or first_checkpoint(context)
     folder.cut_metrics(checkpoint.rounds_done)
     if checkpoint.rounds_done:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-
 from fedqssl.config import protocol
 from fedqssl.engines.context import Context
 from fedqssl.engines.in_process import InProcess
@@ -45,7 +43,7 @@ def finish(
         bytes_down=sum(c.bytes_down for c in clients.values()),
         client_seconds=checkpoint.totals.client_seconds,
         server_seconds=checkpoint.totals.server_seconds,
-        peak_memory_bytes=_peak_memory(),
+        peak_memory_bytes=engine.peak_memory(),
         protocol=protocol(config),
     )
     figures = draw(context, folder)
@@ -67,12 +65,6 @@ def _hand_out(
     images = len(context.partition.clients[name].train)
     received = totals.down.get(name, 0) + len(payload)
     return ClientResult(context.bits[name], images, accuracy, totals.up.get(name, 0), received)
-
-
-def _peak_memory() -> int:
-    """Largest resident size of this process or of one of its workers."""
-    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-    return 1024 * max(resource.getrusage(kind).ru_maxrss for kind in kinds)
 
 
 def summary(result: RunResult, figures: list[str]) -> str:

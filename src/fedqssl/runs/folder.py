@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 KEEP = 2
 """Checkpoints kept: the newest, and one before it."""
+UNSTARTED = {"checkpoints", "environment.json", "partition.json", "config.toml"}
+"""What is written when a run starts, config.toml last: a run that was stopped before that has nothing to lose."""
 
 
 class RunError(ValueError):
@@ -54,11 +57,16 @@ class Checkpoint:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that it is there in full or not at all."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
 
 
 class RunFolder:
@@ -72,20 +80,22 @@ class RunFolder:
     @classmethod
     def check_new(cls, path: Path, overwrite: bool) -> None:
         """Refuse a folder that a new run must not use, before any work is done."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            if not overwrite:
-                raise RunError(
-                    f"{path} exists; choose another --out, go on with --resume {path}, or replace it with --overwrite"
-                )
-            if not (path / "config.toml").exists():
-                raise RunError(f"{path} is not a run (no config.toml), so --overwrite will not delete it")
+        if not path.exists() or (path.is_dir() and _nothing_to_lose(path)):
+            return
+        if not _is_run(path):
+            raise RunError(f"{path} exists and is not a run, so it will not be replaced; choose another --out")
+        if not overwrite:
+            raise RunError(
+                f"{path} exists; choose another --out, go on with --resume {path}, or replace it with --overwrite"
+            )
 
     @classmethod
     def create(cls, path: Path, overwrite: bool) -> RunFolder:
         """A new folder; an existing one is only replaced if it is a run and ``overwrite`` is set."""
         cls.check_new(path, overwrite)
-        if path.exists():
-            shutil.rmtree(path)
+        if path.exists() and any(path.iterdir()):
+            with cls(path).locked():
+                shutil.rmtree(path)
         folder = cls(path)
         folder.checkpoints.mkdir(parents=True)
         return folder
@@ -96,6 +106,16 @@ class RunFolder:
         if not (path / "config.toml").is_file():
             raise RunError(f"{path} is not a run: it has no config.toml; start one with fedqssl run --out {path}")
         return cls(path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from working on this run; a process that is killed lets go of it."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(f"another process is working on {self.path}; wait for it, or stop it first") from error
+            yield
 
     def read_json(self, name: str) -> object:
         """A JSON file of the run."""
@@ -142,7 +162,7 @@ class RunFolder:
         }
         for name, data in files.items():
             write_atomically(partial / name, data)
-        write_atomically(partial / "state.json", json.dumps(state, indent=1).encode())
+        write_atomically(partial / "state.json", json.dumps(state | {"digest": _digest(state)}, indent=1).encode())
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint, or None; one that was changed since is an error."""
@@ -152,10 +172,16 @@ class RunFolder:
         folder = found[-1]
         try:
             state = json.loads((folder / "state.json").read_text())
+            if state.pop("digest", None) not in (None, _digest(state)):
+                raise RunError(
+                    f"{folder / 'state.json'} was changed; delete {folder} to go on from the checkpoint before"
+                )
             files = {name: (folder / name).read_bytes() for name in state["sha256"]}
             totals, models = Totals(**state["totals"]), dict(state["models"])
             payloads = {client: files[name] for client, name in models.items()}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except RunError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"checkpoint {folder} cannot be read ({error}); delete it to go on from the one before"
             ) from error
@@ -183,6 +209,24 @@ class RunFolder:
             lines = self.metrics.read_text().splitlines()
             kept = [line for line in lines if _round_of(line) <= rounds_done]
             self.write("metrics.jsonl", "".join(line + "\n" for line in kept))
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is a run's: other things have a config.toml, too."""
+    return (path / "config.toml").is_file() and (path / "checkpoints").is_dir()
+
+
+def _nothing_to_lose(path: Path) -> bool:
+    """Whether a folder is empty, or that of a run which was stopped before it began."""
+    names = {entry.name for entry in path.iterdir()}
+    if "config.toml" in names or not {n.removesuffix(".partial") for n in names} <= UNSTARTED:
+        return False
+    return "checkpoints" not in names or not any((path / "checkpoints").iterdir())
+
+
+def _digest(state: Mapping[str, object]) -> str:
+    """Of a checkpoint's state.json, so that a changed figure is noticed."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _round_of(line: str) -> float:

@@ -17,7 +17,7 @@ from fedqssl.federated.algorithms import Arrived, Round
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.state import write_state
-from fedqssl.lowbit import ContainerError, to_bytes
+from fedqssl.lowbit import ContainerError, NonFiniteError, to_bytes
 from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
 from fedqssl.runs.folder import Checkpoint, RunError, Totals
 
@@ -37,7 +37,8 @@ def learning_rate(config: RunConfig, round_number: int) -> float:
 def sampled(context: Context, round_number: int) -> list[str]:
     """Names of the clients that take part in a round: a fraction of all, at least ``min_clients``."""
     names = sorted(context.bits)
-    wanted = max(math.ceil(context.config.fraction * len(names)), min(context.config.min_clients, len(names)))
+    share = math.ceil(round(context.config.fraction * len(names), 9))  # 0.07 of 100 is 7, not 7.000000000000001
+    wanted = max(share, min(context.config.min_clients, len(names)))
     order = torch.randperm(len(names), generator=generator(context.config.seed, "sampling", round_number))
     return sorted(names[i] for i in order[:wanted].tolist())
 
@@ -61,13 +62,16 @@ def play(
     server_began = time.monotonic()
     valid, rejected = _validated(context, replies)
     rejected |= failed
-    if algorithm.has_clients and len(valid) < config.min_clients:
-        reasons = "; ".join(f"{n}: {why}" for n, why in sorted(rejected.items()))
-        raise RunError(
-            f"round {round_number + 1} got {len(valid)} valid updates, fewer than min_clients = {config.min_clients} ({reasons})"
-        )
+    _enough(context, round_number, len(valid), rejected)
     engine.server_round(round_number, lr if config.server.lr is None else config.server.lr, before.aggregated)
-    after = algorithm.server(_arrived(context, names, valid), engine)
+    try:
+        after = algorithm.server(_arrived(context, names, valid), engine)
+    except NonFiniteError as error:
+        raise RunError(
+            f"round {round_number + 1}: the server's training diverged ({error}); lower server.lr"
+        ) from error
+    rejected |= after.rejected
+    _enough(context, round_number, len(valid) - len(after.rejected), rejected)
     aggregated = None
     if after.state is not None:
         aggregated = context.task.converted(32)
@@ -81,6 +85,16 @@ def play(
     line |= {"bytes_up": sum(map(len, received.values())), "bytes_down": sum(map(len, sent.values()))}
     line |= {"client_seconds": spent[0], "server_seconds": spent[1]}
     return checkpoint, line | _monitors(context, aggregated, round_number + 1)
+
+
+def _enough(context: Context, round_number: int, valid: int, rejected: Mapping[str, str]) -> None:
+    """Refuse a round with fewer valid updates than ``min_clients``."""
+    least = context.config.min_clients
+    if context.algorithm.has_clients and valid < least:
+        reasons = "; ".join(f"{n}: {why}" for n, why in sorted(rejected.items()))
+        raise RunError(
+            f"round {round_number + 1} got {valid} valid updates, fewer than min_clients = {least} ({reasons})"
+        )
 
 
 def _monitors(context: Context, aggregated: fx.GraphModule | None, number: int) -> dict[str, Any]:

@@ -48,9 +48,13 @@ class RunResult:
     @classmethod
     def read(cls, folder: Path) -> RunResult:
         """Read a finished run's folder."""
-        values = json.loads((folder / "result.json").read_text())
-        values["clients"] = {n: ClientResult(**c) for n, c in values["clients"].items()}
-        return cls(folder=folder, **values)
+        try:
+            values = json.loads((folder / "result.json").read_text())
+            values["clients"] = {n: ClientResult(**c) for n, c in values["clients"].items()}
+            return cls(folder=folder, **values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            again = f"delete it and run fedqssl run --resume {folder} to make it anew"
+            raise ValueError(f"{folder / 'result.json'} is not a result ({error}); {again}") from error
 
     def table(self) -> Table:
         """The closing table: a row per client, then the whole."""

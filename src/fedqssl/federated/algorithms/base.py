@@ -23,7 +23,7 @@ class Workers(Protocol):
         """The float states of models as they came."""
 
     def dequantize(self, payloads: Mapping[str, bytes]) -> dict[str, tuple[State, float]]:
-        """De-quantize each client's model on the buffer: ``w'_k`` and ``L_DQ_k``."""
+        """De-quantize each client's model on the buffer: ``w'_k`` and ``L_DQ_k``, NaN for one that diverges."""
 
     def requantize(self, state: State, epochs: int | None = None) -> dict[str, bytes]:
         """A state in every client's own bits, made once per bitwidth; ``epochs`` overrides the configured fine-tuning."""
@@ -63,6 +63,7 @@ class Round:
         weights: aggregation weights by client.
         losses: de-quantization losses by client.
         server_loss: of training that the server does without clients.
+        rejected: why uploads that looked valid were left out, by client.
     """
 
     state: State | None
@@ -70,6 +71,7 @@ class Round:
     weights: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     server_loss: float | None = None
+    rejected: dict[str, str] = field(default_factory=dict)
 
 
 Server = Callable[[Arrived, Workers], Round]

@@ -6,6 +6,8 @@ weights, re-quantizes to each bitwidth. The self-supervision inside is the run's
 
 from __future__ import annotations
 
+import math
+
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
 from fedqssl.federated.server.aggregate import average, softmax_weights
 
@@ -13,10 +15,11 @@ from fedqssl.federated.server.aggregate import average, softmax_weights
 def fed_qssl(arrived: Arrived, workers: Workers) -> Round:
     """Lines 11 to 14: collect, de-quantize, aggregate, re-quantize."""
     dequantized = workers.dequantize(arrived.payloads)
-    losses = {name: loss for name, (_, loss) in dequantized.items()}
+    losses = {name: loss for name, (_, loss) in dequantized.items() if math.isfinite(loss)}
+    rejected = {name: "its loss on the buffer is not finite" for name in dequantized if name not in losses}
     weights = softmax_weights(losses, arrived.temperature)
-    state = average({name: state for name, (state, _) in dequantized.items()}, weights)
-    return Round(state, workers.requantize(state), weights, losses)
+    state = average({name: dequantized[name][0] for name in losses}, weights)
+    return Round(state, workers.requantize(state), weights, losses, rejected=rejected)
 
 
 FED_QSSL = Algorithm("fed_qssl", "de-quantize, weigh by softmax(-loss), average, re-quantize (the paper)", fed_qssl)

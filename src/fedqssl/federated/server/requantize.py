@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from torch import Tensor, fx
 
 from fedqssl.federated.randomness import derived_seed, generator
-from fedqssl.federated.state import State, write_state
-from fedqssl.federated.task import Task, train_epoch
+from fedqssl.federated.state import State, read_state, write_state
+from fedqssl.federated.task import Task, batches, train_epoch
 from fedqssl.lowbit import LowBitSGD, to_bytes
+from fedqssl.lowbit.layers import RangeCodes
+from fedqssl.ssl.views import two_views
 
 
 def requantize(state: State, bits: int, buffer: Tensor, task: Task, round_number: int, epochs: int, lr: float) -> bytes:
@@ -24,4 +27,21 @@ def requantize(state: State, bits: int, buffer: Tensor, task: Task, round_number
         draws = generator(task.seed, "re-quantization", round_number)
         for _ in range(epochs):
             train_epoch(model, opt, buffer, task, draws)
+    elif not read_state(model).keys() <= state.keys():
+        _find_ranges(model, buffer, task, round_number)
     return to_bytes(model)
+
+
+@torch.no_grad()
+def _find_ranges(model: fx.GraphModule, buffer: Tensor, task: Task, round_number: int) -> None:
+    """Activation ranges of the buffer's views, for a state that comes without: full-precision models have none.
+
+    Nothing else changes; an empty range would hand out a model whose head sees zeros.
+    """
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, RangeCodes):
+            module.train()
+    draws = generator(task.seed, "activation ranges", round_number)
+    for index in batches(len(buffer), task.batch_size, draws):
+        model(two_views(buffer[index], draws))
