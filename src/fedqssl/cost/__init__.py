@@ -1,0 +1,42 @@
+"""What a run costs: bit operations, memory, bytes and time, by formula and by measurement, before anything is trained.
+
+>>> from fedqssl.config import load_config
+>>> from fedqssl.cost import ledger
+>>> costs = ledger(load_config("smoke"))
+>>> costs.clients["client-00"].memory.total < costs.full["client-00"].memory.total
+True
+"""
+
+from fedqssl.cost.amounts import BitOperations, Memory
+from fedqssl.cost.bitwidth import Bitwidth, study
+from fedqssl.cost.devices import Device, DeviceRound, Devices, read_devices, straggler
+from fedqssl.cost.estimate import Estimate, estimate
+from fedqssl.cost.ledger import ClientCost, Ledger, ServerCost, Totals, ledger
+from fedqssl.cost.sizes import Sizes, client_sizes, sizes_of
+from fedqssl.cost.training import Training, training_of
+from fedqssl.cost.wire import Wire
+
+__all__ = [
+    "BitOperations",
+    "Bitwidth",
+    "ClientCost",
+    "Device",
+    "DeviceRound",
+    "Devices",
+    "Estimate",
+    "Ledger",
+    "Memory",
+    "ServerCost",
+    "Sizes",
+    "Totals",
+    "Training",
+    "Wire",
+    "client_sizes",
+    "estimate",
+    "ledger",
+    "read_devices",
+    "sizes_of",
+    "straggler",
+    "study",
+    "training_of",
+]

@@ -1,0 +1,103 @@
+"""How many images each client and the server's buffer hold; from the data, or assumed where they are not at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fedqssl.config import RunConfig
+from fedqssl.data.cifar import LAYOUTS
+from fedqssl.data.fetch import cache_folder
+from fedqssl.data.partition import Partition, build_partition, client_names
+from fedqssl.data.registry import load_dataset
+
+CIFAR_IMAGES = 50_000
+CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}
+TEST_FRACTION = 0.2
+"""Share of a client's images that is its own test set (``data.partition``)."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Training images by client, the buffer's images, and an image's shape.
+
+    Args:
+        clients: training images by client name.
+        buffer: images of the server's buffer D_g.
+        image: (C, H, W).
+        note: what was assumed; empty if everything was counted.
+        classes: that the labels name; for supervised algorithms.
+    """
+
+    clients: Mapping[str, int]
+    buffer: int
+    image: tuple[int, int, int] = (3, 32, 32)
+    note: str = ""
+    classes: int = 10
+
+    @property
+    def assumed(self) -> bool:
+        """Whether the numbers are not counted from the data."""
+        return bool(self.note)
+
+
+def sizes_of(partition: Partition, image: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> Sizes:
+    """The sizes of a partition that was made already."""
+    counts = {name: len(split.train) for name, split in partition.clients.items()}
+    return Sizes(counts, len(partition.buffer), image, classes=classes)
+
+
+def client_sizes(config: RunConfig) -> Sizes:
+    """The sizes that a run of this configuration would have; nothing is downloaded.
+
+    Raises:
+        DataError, PartitionError: as the run would.
+    """
+    if config.data in LAYOUTS and not _at_hand(config):
+        return assumed_sizes(config)
+    train = load_dataset(config.data, "train", config.data_dir)
+    if config.images is not None and config.images < len(train.images):
+        keep = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(0))[: config.images]
+        train = train.subset(keep.sort().values)
+    partition = build_partition(
+        train,
+        config.partition,
+        None if config.partition == "natural" else config.clients,
+        beta=config.beta,
+        classes_per_client=config.classes_per_client,
+        minority=config.minority,
+        buffer_ratio=config.buffer_ratio,
+        seed=config.seed,
+    )
+    channels, height, width = train.images.shape[1:]
+    return sizes_of(partition, (channels, height, width), train.num_classes or 10)
+
+
+def _at_hand(config: RunConfig) -> bool:
+    """Whether an official CIFAR archive is on this machine."""
+    layout = LAYOUTS[config.data]
+    places = [cache_folder()] if config.data_dir is None else [config.data_dir.expanduser(), cache_folder()]
+    folders = (layout.binary, layout.python)
+    return any(place.name in folders or (place / f).is_dir() for place in places for f in folders)
+
+
+def assumed_sizes(config: RunConfig) -> Sizes:
+    """CIFAR's known 50,000 images (or ``images`` of them), dealt evenly whatever ``partition`` says."""
+    if config.partition == "natural":
+        raise ValueError(f"{config.data} has no natural groups; set partition=dirichlet, or iid")
+    count = min(CIFAR_IMAGES, config.images or CIFAR_IMAGES)
+    buffer = round(count * config.buffer_ratio)
+    share = (count - buffer) // config.clients
+    train = share - round(share * TEST_FRACTION)
+    if train < 1:
+        raise ValueError(f"{count} images are too few for {config.clients} clients; use fewer clients or more images")
+    split = "" if config.partition == "iid" else f"; the run deals them by {config.partition}"
+    note = f"{config.data} is not on this machine: {count:,} images assumed, split evenly{split}"
+    return Sizes(
+        dict.fromkeys(client_names(config.clients), train), buffer, (3, 32, 32), note, CIFAR_CLASSES[config.data]
+    )
+
+
+__all__ = ["Sizes", "assumed_sizes", "client_sizes", "sizes_of"]

@@ -1,0 +1,178 @@
+"""The ledger of a whole run: sums over clients, rounds and server; sizes; the estimate of time."""
+
+import json
+
+import pytest
+import torch
+
+from fedqssl.config import load_config
+from fedqssl.cost import Sizes, client_sizes, estimate, ledger, sizes_of, training_of
+from fedqssl.cost.estimate import makespan
+from fedqssl.cost.ledger import client_rule
+from fedqssl.cost.work import round_work
+from fedqssl.lowbit import to_bytes
+
+SIZES = Sizes({"client-00": 40, "client-01": 100}, buffer=70)
+
+
+def config(*words: str):
+    return load_config("smoke", ["model=small_cnn", "width=4", "bits=4,8", *words])
+
+
+@pytest.fixture(scope="module")
+def small():
+    return ledger(config("rounds=3", "local_epochs=2"), SIZES, measure_seconds=0.5)
+
+
+def test_clients(small):
+    first, second = small.clients["client-00"], small.clients["client-01"]
+    assert (first.bits, first.batch, first.steps) == (4, 32, 1 * 2)  # 40 images: one full batch of 32 an epoch
+    assert (second.bits, second.batch, second.steps) == (8, 32, 3 * 2)
+    assert first.operations == small.bitwidths[4].operations(32) * 2
+    assert first.bytes_up == first.bytes_down == len(to_bytes(training_of(config()).converted(4)))
+    assert first.rounds == 3
+
+
+def test_against_full_precision(small):
+    for name, client in small.clients.items():
+        full = small.full[name]
+        assert full.bits == 32 and full.steps == client.steps
+        assert client.operations.total < full.operations.total / 3
+        assert client.memory.total < full.memory.total / 3
+        assert full.bytes_up == small.bitwidths[32].wire.total
+    # The paper's Figure 1: backward costs more than forward, and relatively more in few bits
+    ratio = {b: w.operations(32).backward / w.operations(32).forward for b, w in small.bitwidths.items()}
+    assert ratio[4] > ratio[8] > ratio[32] > 1
+
+
+def test_a_client_smaller_than_a_batch():
+    found = ledger(config(), Sizes({"a": 10, "b": 64}, 40))
+    assert (found.clients["a"].batch, found.clients["a"].steps) == (10, 1)
+    assert found.clients["a"].memory.activations < found.clients["b"].memory.activations
+
+
+def test_totals(small):
+    once, total = small.per_round(), small.total()
+    assert once.bytes_up == sum(c.bytes_up for c in small.clients.values())
+    assert once.operations.total == sum(c.operations.total for c in small.clients.values())
+    assert (total.bytes_down, total.operations.forward) == (3 * once.bytes_down, 3 * once.operations.forward)
+
+
+def test_a_fraction_of_the_clients():
+    found = ledger(config("fraction=0.5"), SIZES)
+    assert found.work.participants == 1 and found.clients["client-00"].rounds == 1.0
+    both = sum(c.bytes_up for c in found.clients.values())
+    assert found.per_round().bytes_up == both / 2 == found.server.bytes_in
+
+
+def test_server_work(small):
+    step = {b: w.operations(32).total for b, w in small.bitwidths.items()}
+    assert small.server.dequantize == 2 * 2 * step[32]  # two models, 70 images: two steps
+    assert small.server.requantize == {4: 2 * step[4], 8: 2 * step[8]}
+    assert small.server.aggregate == 2 * 1024 * (small.server.aggregate // 2048)
+    assert small.server.train == 0
+
+
+def test_one_requantization_per_distinct_bitwidth():
+    found = ledger(config("bits=4,4"), SIZES)
+    assert list(found.server.requantize) == [4]
+
+
+def test_no_dequantization_epochs_is_one_forward_pass():
+    found = ledger(config("server.dequantize_epochs=0", "server.requantize_epochs=0"), SIZES)
+    step = found.bitwidths[32].operations(32)
+    assert found.server.dequantize == 2 * (2 * step.forward + 2 * step.objective // 3)
+    assert sum(found.server.requantize.values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "trains", "traffic", "server"),
+    [
+        ("fed_qssl", True, True, {"dequantize_epochs": 2, "requantize_epochs": 1}),
+        ("fed_simclr", True, True, {"dequantize_epochs": None, "averages": True}),
+        ("local_only", True, False, {"averages": False}),
+        ("server_only", False, False, {"buffer_epochs": 2 * 4}),
+        ("central", False, False, {"union_epochs": 1}),
+        ("untrained", False, False, {"requantize_epochs": 0}),
+    ],
+)
+def test_work_of_algorithms(algorithm, trains, traffic, server):
+    work = round_work(load_config("smoke", [f"algorithm={algorithm}", "server.dequantize_epochs=2"]), 4)
+    assert (work.clients_train, work.traffic) == (trains, traffic)
+    assert {key: getattr(work, key) for key in server} == server
+
+
+def test_fed_prox_keeps_a_copy():
+    prox = config("algorithm=fed_prox")
+    assert client_rule(prox) == "proximal" and client_rule(config()) == "stored"
+    found = ledger(prox, SIZES, objective="supervised")
+    memory = found.clients["client-00"].memory
+    assert 0 < memory.optimizer <= memory.weights
+
+
+def test_formula_stands_beside_measurement(small):
+    for bits in (4, 8, 32):
+        check = small.check(bits)
+        assert check.images >= 10
+        for name, size in check.measured.parts().items():
+            assert check.formula.parts()[name] == pytest.approx(size, rel=0.05), (bits, name)
+        assert check.packed_formula == check.packed_measured
+    assert ledger(config(), SIZES).check(4) is None
+
+
+def test_json(small, tmp_path):
+    path = tmp_path / "new" / "ledger.json"
+    small.write(path)
+    data = json.loads(path.read_text())
+    assert data["clients"]["client-00"]["operations"]["forward"] == small.clients["client-00"].operations.forward
+    assert data["clients"]["client-01"]["memory"]["total"] == small.clients["client-01"].memory.total
+    assert data["bitwidths"]["4"]["wire"]["total"] == small.bitwidths[4].wire.total
+    assert data["bitwidths"]["8"]["step"]["seconds"] > 0
+    assert data["total_full"]["operations"]["backward"] > data["total"]["operations"]["backward"]
+    assert data["server"]["requantize"].keys() == {"4", "8"}
+
+
+def test_estimate(small):
+    found = estimate(small, cores=2)
+    step = {b: w.measured.seconds(32) for b, w in small.bitwidths.items()}
+    assert found.clients == pytest.approx({"client-00": 2 * step[4], "client-01": 6 * step[8]})
+    assert found.client_phase == pytest.approx(max(found.clients.values()))
+    assert found.server_phase == pytest.approx(2 * step[32] + 2 * max(step[4], step[8]))
+    assert found.total == pytest.approx(3 * found.round) and found.workers == 2
+    assert estimate(small, cores=1).workers == 1
+    with pytest.raises(ValueError, match="measure_seconds"):
+        estimate(ledger(config(), SIZES))
+
+
+def test_makespan():
+    assert makespan([3, 1, 2, 2], workers=2) == 4
+    assert makespan([3, 1, 2, 2], workers=1) == 8
+    assert makespan([], workers=2) == 0
+
+
+def test_sizes_are_those_of_the_run():
+    from fedqssl.engines.context import build_context
+
+    settings = load_config("smoke", ["images=300"])
+    context = build_context(settings)
+    found = client_sizes(settings)
+    assert found == sizes_of(context.partition, (3, 32, 32)) and not found.assumed
+    assert found.buffer == 30 and sum(found.clients.values()) < 270
+
+
+def test_cifar_that_is_not_there_is_assumed(monkeypatch, tmp_path):
+    monkeypatch.setattr("fedqssl.cost.sizes.cache_folder", lambda: tmp_path)
+    found = client_sizes(load_config("cifar10-paper"))
+    assert set(found.clients.values()) == {3600} and found.buffer == 5000 and len(found.clients) == 10
+    assert "50,000 images assumed, split evenly" in found.note and "dirichlet" in found.note
+    assert client_sizes(load_config("cifar100-paper", ["images=1000"])).classes == 100
+    with pytest.raises(ValueError, match="natural groups"):
+        client_sizes(load_config("cifar10-paper", ["partition=natural"]))
+    with pytest.raises(ValueError, match="fewer clients"):
+        client_sizes(load_config("cifar10-paper", ["images=5", "clients=10", "bits=4"]))
+
+
+def test_the_global_generator_is_left_alone():
+    before = torch.get_rng_state()
+    ledger(config(), SIZES, measure_seconds=0.1)
+    assert torch.equal(before, torch.get_rng_state())
