@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedqssl import __version__
-from fedqssl.cli import bench, config, doctor, listing, run
+from fedqssl.cli import bench, config, doctor, listing, plan, run, theory
 
 app = typer.Typer(
     name="fedqssl",
@@ -21,9 +21,11 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.command("run")(run.run)
+app.command("plan")(plan.plan)
 app.command("config")(config.config)
 app.command("list")(listing.show)
 app.command("doctor")(doctor.doctor)
+app.command("theory")(theory.theory)
 
 
 def _print_version(wanted: bool) -> None:
