@@ -106,6 +106,23 @@ def views(
     _show(bench.run(images, size, repeats, threads), json)
 
 
+@app.command()
+def engine(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="PRESET_OR_TOML KEY=VALUE", help="What to run; quickstart by default.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds measured.")] = 2,
+    repeats: Repeats = 3,
+    json: JsonFile = None,
+) -> None:
+    """CPU time of a round outside training, evaluation and packing; and what a second worker brings."""
+    from fedqssl.bench import engine as bench
+    from fedqssl.cli.words import split_words
+    from fedqssl.config import load_config
+
+    _show(bench.run(load_config(*split_words(words or ())), rounds, repeats), json)
+
+
 def _show(record: Record, json: Path | None) -> None:
     console = Console()
     settings = ", ".join(f"{key} {value}" for key, value in record.settings.items())

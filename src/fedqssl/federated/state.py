@@ -25,6 +25,6 @@ def write_state(model: nn.Module, state: State) -> None:
 
 def read_payload(payload: bytes, bits: int, task: Task) -> State:
     """The state of a model on the wire."""
-    model = task.converted(bits)
+    model = task.reader(bits)
     load_bytes(model, payload)
     return read_state(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from fedqssl.federated.task import Task
@@ -16,5 +17,9 @@ SLACK = 2.0
 
 def check_model(payload: bytes, bits: int, task: Task) -> None:
     """Raise ContainerError unless this is the task's model in this client's bits."""
-    model = task.converted(bits)
-    load_bytes(model, payload, max_bytes=int(SLACK * len(to_bytes(model))))
+    load_bytes(task.reader(bits), payload, max_bytes=int(SLACK * _usual_length(task, bits)))
+
+
+@functools.lru_cache(maxsize=16)
+def _usual_length(task: Task, bits: int) -> int:
+    return len(to_bytes(task.converted(bits)))
