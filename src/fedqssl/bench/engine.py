@@ -97,6 +97,10 @@ def run(config: RunConfig, rounds: int = 2, repeats: int = 3) -> Record:
         {"what": f"CPU share of {kind}", "value": seconds / spent["total"]} for kind, seconds in spent.items()
     ]
     rows.append({"what": "throughput of two workers / one (wall, median)", "value": pairs[len(pairs) // 2]})
-    settings: dict[str, str | int | float] = {"rounds": rounds, "repeats": repeats, "cpu_seconds_a_round": round(spent["total"] / rounds, 2)}
+    settings: dict[str, str | int | float] = {
+        "rounds": rounds,
+        "repeats": repeats,
+        "cpu_seconds_a_round": round(spent["total"] / rounds, 2),
+    }
     settings |= {"model": config.model, "width": config.width, "clients": config.clients, "data": config.data}
     return Record("engine", rows, settings=settings)
