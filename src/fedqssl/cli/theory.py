@@ -1,0 +1,138 @@
+"""``fedqssl theory``: the paper's analysis as checks, and the representability of a finished run's encoders."""
+
+from __future__ import annotations
+
+import os
+import time
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Check(str, Enum):
+    """What to check."""
+
+    lemma1 = "lemma1"
+    theorem1 = "theorem1"
+    theorem2 = "theorem2"
+    representability = "representability"
+    all = "all"
+
+
+IMAGES = 2000
+"""Images per client whose features are taken."""
+
+Run = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Folder of a finished run, for representability.")]
+Out = Annotated[Path, typer.Option(help="Folder for theory.json, summary.md and figures.")]
+
+
+def theory(
+    check: Annotated[Check, typer.Argument(help="What to check.")] = Check.all,
+    run: Run = None,
+    out: Out = Path("runs/theory"),
+    dim: Annotated[int, typer.Option(help="Dimension d of the data.")] = 32,
+    clients: Annotated[int, typer.Option(help="Clients n, with two classes each.")] = 4,
+    rank: Annotated[int | None, typer.Option(help="Rank m; by default n (for encoders: --directions).")] = None,
+    bits: Annotated[str, typer.Option(help="Bitwidths R: a range 2..12 or a list 2,4,8.")] = "2..12",
+    rounds: Annotated[int, typer.Option(help="Rounds T of training.")] = 150,
+    seeds: Annotated[int, typer.Option(help="Seeds; intervals are over them.")] = 4,
+    directions: Annotated[int, typer.Option(help="Leading directions C of a run's features.")] = 8,
+    centre: Annotated[bool, typer.Option("--centre", help="Subtract the mean of a run's features.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results in --out.")] = False,
+) -> None:
+    """Check the paper's analysis: Lemma 1, Corollary 1, Theorems 1 and 2; or a run's representability.
+
+    For example: fedqssl theory all --out runs/theory, or fedqssl theory representability runs/demo --out runs/demo-r
+    """
+    if (check is Check.representability) != (run is not None):
+        raise ValueError(
+            "a run's folder goes with representability, and only with it: fedqssl theory representability RUN"
+        )
+    from fedqssl.theory import Settings, claim_folder, parse_bits, run_checks, write
+
+    if run is not None:
+        claim_folder(out, overwrite)
+        features = client_features(run)
+        measured = _measure(features, rank or directions, directions, centre)
+        results = {"representability": measured, "settings": {"run": str(run), "images_per_client": IMAGES}}
+    else:
+        settings = Settings(dim, clients, rank, parse_bits(bits), rounds, seeds)
+        names = ["lemma1", "theorem1", "theorem2"] if check is Check.all else [check.value]
+        claim_folder(out, overwrite)
+        began = time.perf_counter()
+        results = run_checks(names, settings, typer.echo, workers=min(2, os.cpu_count() or 1))
+        typer.echo(f"measured in {time.perf_counter() - began:.0f} s")
+    write(claim_folder(out, overwrite), results, typer.echo)
+    _show(results)
+    typer.echo(f"results are in {out}; start with {out / 'summary.md'}")
+
+
+def client_features(folder: Path) -> dict[str, Tensor]:
+    """Features of every client's own images under its own model, of a finished run."""
+    if not (folder / "config.toml").is_file():
+        raise ValueError(f"{folder} is not a run: it has no config.toml; start one with fedqssl run --out {folder}")
+    from fedqssl.config import load_config
+    from fedqssl.engines.context import build_context
+    from fedqssl.evaluation import extract_features
+    from fedqssl.lowbit import load_bytes
+    from fedqssl.models.network import feature_extractor
+
+    context = build_context(load_config(folder / "config.toml"))
+    found = {}
+    for name in sorted(context.partition.clients):
+        path = folder / "clients" / name / "model.fqssl"
+        if not path.is_file():
+            raise ValueError(f"{path} is missing: the run is not finished; go on with fedqssl run --resume {folder}")
+        model = context.task.converted(context.bits[name])
+        load_bytes(model, path.read_bytes())
+        mine = context.partition.clients[name].train[:IMAGES]
+        found[f"{name} ({context.bits[name]} bits)"] = extract_features(
+            feature_extractor(model), context.train.images[mine]
+        )
+        typer.echo(f"features of {name}: {len(mine)} images, {context.bits[name]} bits")
+    return found
+
+
+def _measure(features: dict[str, Tensor], rank: int, directions: int, centre: bool) -> dict[str, object]:
+    from fedqssl.theory import encoder_representability
+
+    width = next(iter(features.values())).shape[1]
+    found = encoder_representability(features, rank, directions, centre)
+    return {
+        "rank": rank,
+        "directions": directions,
+        "width": width,
+        "centred": centre,
+        "r": {name: r.tolist() for name, r in found.r.items()},
+        "share": found.share.tolist(),
+        "r_min": float(found.table.min()),
+        "r_mean": float(found.table.mean()),
+        "spread": found.spread,
+    }
+
+
+def _show(results: dict[str, dict[str, object]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("part", "claim", "measured", "holds")
+    for part, values in results.items():
+        claims = values.get("claims")
+        for name, claim in claims.items() if isinstance(claims, dict) else ():
+            table.add_row(part, name, Text(str(claim["measured"])), "yes" if claim["holds"] else "[bold]no[/bold]")
+    if table.row_count:
+        Console().print(table)
+    found = results.get("representability")
+    if found is not None:
+        typer.echo(
+            f"smallest r {found['r_min']:.3f}, mean {found['r_mean']:.3f}, spread over clients {found['spread']:.3f}"
+        )
+
+
+__all__ = ["client_features", "theory"]
