@@ -191,6 +191,8 @@ class RunConfig(_Section):
     """Processes that train clients at the same time."""
     engine: Word = "in_process"
     """What carries the messages."""
+    track: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
+    """Where else each round's figures go; needs the extra of the same name."""
 
     ssl: SslConfig = SslConfig()
     server: ServerConfig = ServerConfig()

@@ -18,11 +18,13 @@ from fedqssl.engines.in_process import InProcess
 from fedqssl.evaluation.collapse import Collapse
 from fedqssl.federated.algorithms import ALGORITHMS
 from fedqssl.quant import kernels
+from fedqssl.runs.describe import describe_data
 from fedqssl.runs.finish import finish
 from fedqssl.runs.folder import RunError, RunFolder
 from fedqssl.runs.play import first_checkpoint, play
 from fedqssl.runs.progress import Progress, Say, round_line
 from fedqssl.runs.result import RunResult
+from fedqssl.runs.tracking import check_tracking, tracking
 
 ENGINES = ["in_process"]
 
@@ -38,6 +40,7 @@ def start(
         folder = RunFolder.create(out, overwrite)
         folder.write("environment.json", json.dumps(_environment(context), indent=1) + "\n")
         folder.write("partition.json", json.dumps(context.partition.to_json()) + "\n")
+        folder.write("data.json", json.dumps(describe_data(context)) + "\n")
         folder.write("config.toml", to_toml(config))  # last: what has a config.toml can be resumed
     except OSError as error:
         raise RunError(f"{out} cannot be written ({error.strerror or error}); choose another --out") from error
@@ -62,6 +65,7 @@ def _check(config: RunConfig) -> None:
     for kind, name, known in (("algorithm", config.algorithm, list(ALGORITHMS)), ("engine", config.engine, ENGINES)):
         if name not in known:
             raise RunError(f"unknown {kind} {name!r}{nearest(name, known)} ({kind}s: {', '.join(known)})")
+    check_tracking(config.track)
 
 
 def _check_same_data(context: Context, folder: RunFolder) -> None:
@@ -123,7 +127,7 @@ def _run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunR
     if checkpoint.rounds_done:
         progress.say(f"going on after round {checkpoint.rounds_done} of {config.rounds}")
     began, first = time.monotonic(), checkpoint.rounds_done
-    with InProcess(context, progress.tick) as engine:
+    with tracking(config, folder, first, progress.say) as tracker, InProcess(context, progress.tick) as engine:
         for round_number in range(first, config.rounds):
             progress.round(round_number + 1, config.rounds)
             checkpoint, line = play(context, engine, checkpoint, round_number)
@@ -132,7 +136,10 @@ def _run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunR
             left = (time.monotonic() - began) / (round_number + 1 - first) * (config.rounds - round_number - 1)
             progress.say(round_line(line, config.rounds, left))
             _warn(line, progress)
-        return finish(context, engine, folder, checkpoint, progress)
+            tracker.round(line)
+        result = finish(context, engine, folder, checkpoint, progress)
+        tracker.result(result)
+        return result
 
 
 def _warn(line: dict[str, object], progress: Progress) -> None:

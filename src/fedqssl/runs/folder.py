@@ -15,7 +15,7 @@ from pathlib import Path
 
 KEEP = 2
 """Checkpoints kept: the newest, and one before it."""
-UNSTARTED = {"checkpoints", "environment.json", "partition.json", "config.toml"}
+UNSTARTED = {"checkpoints", "environment.json", "partition.json", "data.json", "config.toml"}
 """What is written when a run starts, config.toml last: a run that was stopped before that has nothing to lose."""
 
 

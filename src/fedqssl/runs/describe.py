@@ -1,0 +1,22 @@
+"""``data.json``: what a reader of the run must know of its images, so that nobody has to load them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedqssl.data.partition import label_counts
+from fedqssl.engines.context import Context
+
+
+def describe_data(context: Context) -> dict[str, Any]:
+    """Shape of an image, class names (None if unknown), and images of each class by client (None without labels)."""
+    train = context.train
+    return {
+        "image": list(train.images.shape[1:]),
+        "classes": context.task.classes,
+        "class_names": None if train.class_names is None else list(train.class_names),
+        "labels": None if train.labels is None else label_counts(context.partition, train.labels),
+    }
+
+
+__all__ = ["describe_data"]
