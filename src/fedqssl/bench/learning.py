@@ -36,8 +36,8 @@ class Recipe:
 
     width: int = 16
     epochs: int = 15
-    batch_size: int = 128
-    lr: float = 0.8
+    batch_size: int = 256
+    lr: float = 1.6
     temperature: float = 0.5
     warmup_epochs: int = 1
 

@@ -159,7 +159,8 @@ def learning(
     bits: Annotated[str, typer.Option(help="Bitwidths; 32 is plain fp32, 0 the untrained network.")] = "0,32,8,6,4",
     seeds: Annotated[str, typer.Option(help="Seeds; cells of one seed are paired.")] = "0,1,2",
     epochs: Annotated[int, typer.Option(min=1)] = 15,
-    lr: Annotated[float, typer.Option(min=0)] = 0.8,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images in a batch; each gives two views.")] = 256,
+    lr: Annotated[float, typer.Option(min=0)] = 1.6,
     width: Width = 16,
     threads: Threads = 1,
 ) -> None:
@@ -173,7 +174,7 @@ def learning(
     except ValueError:
         raise ValueError("--bits and --seeds take whole numbers with commas, like 0,32,4") from None
     images, tests = read_parquet(data, "train"), read_parquet(test or data, "test")
-    recipe = job.Recipe(width=width, epochs=epochs, lr=lr)
+    recipe = job.Recipe(width=width, epochs=epochs, batch_size=batch_size, lr=lr)
     results = job.run_cells(cells, images, tests, out, recipe, LowBitOptions(), typer.echo, threads)
     table = Table("bits", "seeds", "accuracy, %", "minus fp32, points")
     for row in job.summary(results):
