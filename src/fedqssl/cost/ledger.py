@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +130,15 @@ class Ledger:
         down, up = (round(share * sum(b)) for b in ((c.bytes_down for c in of), (c.bytes_up for c in of)))
         return Totals(operations, down, up, self.server.total)
 
+    def handed_out(self, full: bool = False) -> int:
+        """Bytes of the models that all clients receive after the last round."""
+        of = (self.full if full else self.clients).values()
+        return sum(self.bitwidths[c.bits].wire.total for c in of) if self.work.hands_out else 0
+
     def total(self, full: bool = False) -> Totals:
-        """All rounds."""
-        return self.per_round(full) * self.config.rounds
+        """All rounds, and the models handed out after them."""
+        rounds = self.per_round(full) * self.config.rounds
+        return replace(rounds, bytes_down=rounds.bytes_down + self.handed_out(full))
 
     def check(self, bits: int) -> Check | None:
         """Formula beside measurement; None if these bits were not measured."""
@@ -144,7 +150,7 @@ class Ledger:
         return Check(images, found.memory(images), found.measured.memory, packed, found.wire.packed)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values only: settings, clients, full, server, bitwidths, per_round, total."""
+        """Plain values only: settings, clients, full, server, bitwidths, handed_out, per_round, total."""
         return {
             "settings": self.config.model_dump(mode="json"),
             "assumed": self.sizes.note or None,
@@ -154,6 +160,7 @@ class Ledger:
             "full": {name: _client_json(c) for name, c in self.full.items()},
             "server": {**asdict(self.server), "total": self.server.total},
             "bitwidths": {str(b): self._bitwidth_json(b) for b in self.bitwidths},
+            "handed_out": self.handed_out(),
             "per_round": asdict(self.per_round()),
             "total": asdict(self.total()),
             "total_full": asdict(self.total(full=True)),

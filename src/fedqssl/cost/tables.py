@@ -44,10 +44,11 @@ def _span(values: Iterable[float]) -> str:
 def headline(ledger: Ledger, source: str) -> str:
     """What would run, in one line."""
     c = ledger.config
+    epochs = "1 local epoch" if c.local_epochs == 1 else f"{c.local_epochs} local epochs"
     some = ledger.work.participants
     part = f"{some} of {len(ledger.clients)}" if some < len(ledger.clients) else f"{len(ledger.clients)}"
     return (
-        f"{source}: {part} clients, {c.rounds} rounds of {c.local_epochs} local epochs, {c.algorithm} with {c.model} of "
+        f"{source}: {part} clients, {c.rounds} rounds of {epochs}, {c.algorithm} with {c.model} of "
         f"width {c.width}, batch {c.batch_size} x 2 views"
     )
 
@@ -82,8 +83,10 @@ def totals_table(ledger: Ledger, times: Estimate | None) -> Table:
     """Bytes and time of a round and of the whole run."""
     table = _table("The run", "", "a round", f"{ledger.config.rounds} rounds")
     once, total, full = ledger.per_round(), ledger.total(), ledger.total(full=True)
-    table.add_row("bytes down to clients", bytes_text(once.bytes_down), bytes_text(total.bytes_down))
+    down = once.bytes_down * ledger.config.rounds
+    table.add_row("bytes down to clients", bytes_text(once.bytes_down), bytes_text(down))
     table.add_row("bytes up to the server", bytes_text(once.bytes_up), bytes_text(total.bytes_up))
+    table.add_row("models handed out at the end", "", bytes_text(ledger.handed_out()))
     both = once.bytes_down + once.bytes_up, total.bytes_down + total.bytes_up
     saves = ratio_text(full.bytes_down + full.bytes_up, both[1])
     saves = f" (fp32 / this: {saves})" if saves else ""

@@ -16,7 +16,8 @@ class RoundWork:
     Args:
         participants: clients that take part.
         clients_train: whether clients train at all.
-        traffic: whether models travel.
+        traffic: whether models travel in a round.
+        hands_out: whether every client gets its model once more after the last round.
         dequantize_epochs: full-precision epochs on the buffer for every received model; 0 is one pass without updates, None
             nothing.
         requantize_epochs: low-bit epochs on the buffer, once per distinct bitwidth below 32.
@@ -28,6 +29,7 @@ class RoundWork:
     participants: int
     clients_train: bool = True
     traffic: bool = True
+    hands_out: bool = True
     dequantize_epochs: int | None = None
     requantize_epochs: int = 0
     buffer_epochs: int = 0
@@ -50,7 +52,7 @@ def _plain(config: RunConfig, count: int) -> RoundWork:
 
 
 def _local_only(config: RunConfig, count: int) -> RoundWork:
-    return RoundWork(count, traffic=False, averages=False)
+    return RoundWork(count, traffic=False, hands_out=False, averages=False)
 
 
 def _server_only(config: RunConfig, count: int) -> RoundWork:
