@@ -1,51 +1,17 @@
-"""Whole runs at a size of seconds: same bytes after a kill, with other workers, with other labels."""
+"""Whole runs at a size of seconds: same bytes with other workers, with other labels."""
 
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
+from tiny_run import figures, model_bytes, tiny
 
-from fedqssl.config import load_config
 from fedqssl.engines.context import build_context
 from fedqssl.lowbit import load_bytes, to_bytes
 from fedqssl.lowbit.container import read_header
 from fedqssl.runs import RunError, RunFolder, RunResult, execute, resume, start
 from fedqssl.runs.progress import Progress
-
-TINY = {
-    "model": "small_cnn",
-    "width": 4,
-    "images": 160,
-    "clients": 3,
-    "bits": [4, 8, 32],
-    "partition": "iid",
-    "rounds": 2,
-    "batch_size": 16,
-    "workers": 1,
-    "evaluation.probe_images": 100,
-}
-
-
-def tiny(**changes):
-    return load_config("smoke", {**TINY, **changes})
-
-
-def model_bytes(folder: Path) -> dict[str, bytes]:
-    return {p.parent.name: p.read_bytes() for p in sorted(folder.glob("clients/*/model.fqssl"))}
-
-
-def figures(result: RunResult) -> dict[str, object]:
-    values = json.loads(result.to_json())
-    for timing in ("client_seconds", "server_seconds", "peak_memory_bytes"):
-        del values[timing]
-    return values
 
 
 @pytest.fixture(scope="module")
@@ -107,27 +73,6 @@ def test_labels_change_no_byte_of_pre_training(finished, tmp_path):
     folder = RunFolder.create(tmp_path / "b", overwrite=False)
     execute.run_to_end(other, folder, Progress(lambda line: None))
     assert model_bytes(folder.path) == model_bytes(finished.folder)
-
-
-@pytest.mark.parametrize("seconds", [4.0, 5.5, 7.0])
-def test_kill_9_and_resume_give_the_same_bytes(finished, tmp_path, seconds):
-    folder = tmp_path / "killed"
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[2]); from test_runs import tiny; from pathlib import Path; "
-        "from fedqssl.runs import start; start(tiny(), Path(sys.argv[1]))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder), str(Path(__file__).parent)])
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL) if process.poll() is None else None
-    process.wait()
-    if not (folder / "config.toml").exists():
-        result = start(tiny(), folder, overwrite=True, say=lambda line: None)
-    else:
-        result = resume(folder, say=lambda line: None)
-    assert model_bytes(folder) == model_bytes(finished.folder)
-    assert figures(result) == figures(finished)
 
 
 def test_a_tampered_checkpoint_is_refused(finished, tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedqssl.config import RunConfig
+from fedqssl.config import ConfigError, RunConfig
 from fedqssl.data.images import ImageSet
 from fedqssl.data.partition import Partition, build_partition
 from fedqssl.data.registry import load_dataset
@@ -92,6 +92,10 @@ def build_context(config: RunConfig) -> Context:
         options=LowBitOptions(weights=config.lowbit.weights, activation_clip=config.lowbit.activation_clip),
         classes=class_count(train, test),
     )
+    if config.min_clients > len(partition.clients):
+        raise ConfigError(
+            f"min_clients = {config.min_clients} is more than the {len(partition.clients)} clients there are"
+        )
     if task.supervised and (train.labels is None or test.labels is None):
         raise ValueError(f"{config.algorithm} trains with labels, but {config.data} has none; use fed_qssl")
     return Context(config, task, train, test, partition, config.bits_for(list(partition.clients)))

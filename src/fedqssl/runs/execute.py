@@ -36,6 +36,9 @@ def start(
     _check(config)
     RunFolder.check_new(out, overwrite)
     context = build_context(config)
+    context.task.converted(
+        min(context.bits.values())
+    )  # a model that cannot be built is an error before anything is written
     try:
         folder = RunFolder.create(out, overwrite)
         folder.write("environment.json", json.dumps(_environment(context), indent=1) + "\n")

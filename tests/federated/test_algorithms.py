@@ -1,0 +1,290 @@
+"""Every algorithm keeps the contract; each equals what its paper's equation gives when it is computed another way."""
+
+import dataclasses
+import importlib
+import inspect
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_run import rounds_of, tiny_context
+from torch import nn
+
+from fedqssl.engines.in_process import InProcess
+from fedqssl.federated.algorithms import ALGORITHMS
+from fedqssl.federated.client import local_update
+from fedqssl.federated.randomness import generator
+from fedqssl.federated.state import read_payload, read_state
+from fedqssl.federated.task import batches
+from fedqssl.federated.updates import decode_update
+from fedqssl.lowbit import LowBitSGD, Precision, load_bytes, to_bytes, to_lowbit
+from fedqssl.lowbit.container import read_header
+from fedqssl.quant import compand_codes
+from fedqssl.runs.play import first_checkpoint
+from fedqssl.ssl.views import two_views
+
+CLIENTS = ("client-00", "client-01", "client-02")
+MIXED, FULL = [4, 8, 32], [32, 32, 32]
+
+
+class Backwards(InProcess):
+    """Does jobs and delivers replies in the opposite order, and notes what clients sent."""
+
+    def _run(self, what, function, jobs):
+        done = super()._run(what, function, dict(reversed(jobs.items())))
+        return dict(reversed(done.items()))
+
+    def train_clients(self, payloads, *arguments, **options):
+        replies, failed = super().train_clients(payloads, *arguments, **options)
+        self.context.uploads.update({n: payload for n, (payload, _) in replies.items()})
+        return dict(reversed(replies.items())), failed
+
+
+def without_time(line):
+    return {k: v for k, v in line.items() if not k.endswith("_seconds")}
+
+
+def upload_bits(name: str, payload: bytes) -> int:
+    if name == "fed_paq":
+        return next(b for b in (4, 8, 32) if _decodes(payload, b))
+    return int(read_header(payload)["bits"])
+
+
+def _decodes(payload: bytes, bits: int) -> bool:
+    try:
+        return bool(decode_update(payload, bits))
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_conformance_with_bits_of_4_8_and_32(name):
+    """In each client's bits, both ways; counted by length; the same in any order; weights of those that replied."""
+    context = tiny_context(algorithm=name, bits=MIXED)
+    object.__setattr__(context, "uploads", {})
+    after, (line,) = rounds_of(context)
+    again, (other,) = rounds_of(context, engine_type=Backwards)
+    assert after.payloads == again.payloads and after.aggregated == again.aggregated
+    assert without_time(line) == without_time(other)
+
+    assert set(after.payloads) == set(CLIENTS)
+    for client, payload in after.payloads.items():
+        model = context.task.converted(context.bits[client])
+        load_bytes(model, payload)
+        state = read_state(model)
+        assert all(float(state[k[:-3] + "high"]) > float(state[k]) for k in state if k.endswith(".low")), "empty range"
+    if ALGORITHMS[name].has_clients:
+        assert {n: upload_bits(name, p) for n, p in context.uploads.items()} == context.bits
+        assert set(line["client_loss"]) == set(CLIENTS)
+    else:
+        assert context.uploads == {} and line["bytes_down"] == 0
+    assert line["bytes_up"] == sum(map(len, context.uploads.values())) == sum(after.totals.up.values())
+    assert line["rejected"] == {}
+    if line["weights"]:
+        assert set(line["weights"]) == set(CLIENTS) and abs(math.fsum(line["weights"].values()) - 1) < 1e-12
+        assert min(line["weights"].values()) > 0
+    assert (after.aggregated is None) == (name == "local_only")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_conformance_in_full_precision(name):
+    """At 32 bits everyone is handed the aggregated model itself."""
+    context = tiny_context(algorithm=name, bits=FULL)
+    start = first_checkpoint(context)
+    after, _ = rounds_of(context)
+    assert all(read_header(p)["bits"] == "32" for p in after.payloads.values())
+    if name == "local_only":
+        assert len(set(after.payloads.values())) == 3
+    else:
+        assert set(after.payloads.values()) == {after.aggregated}
+        assert after.aggregated != start.aggregated  # untrained: its batch norm has settled
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_one_short_file_each_with_a_citation_on_top(name):
+    module = importlib.import_module(f"fedqssl.federated.algorithms.{name}")
+    algorithm = ALGORITHMS[name]
+    assert getattr(module, name.upper()) is algorithm and algorithm.name == name
+    assert len(inspect.getsource(module).splitlines()) <= 150
+    cited = r"\(.*(19|20)\d\d\)|\(Chen, Vikalo, Wang\)|^Control: .*\."
+    assert re.search(cited, module.__doc__)
+    assert algorithm.description and "\n" not in algorithm.description and len(algorithm.description) < 100
+
+
+def test_labels_reach_supervised_clients_and_no_other():
+    for name, algorithm in ALGORITHMS.items():
+        context = tiny_context(algorithm=name)
+        job = context.local_job("client-01", 0, 0.1)
+        if algorithm.objective == "supervised":
+            assert torch.equal(job.labels, context.train.labels[context.partition.clients["client-01"].train])
+        else:
+            assert job.labels is None
+
+
+def test_supervised_training_uses_the_labels():
+    context = tiny_context(algorithm="fed_avg")
+    job = context.local_job("client-01", 0, 0.1)
+    payload = first_checkpoint(context).payloads["client-01"]
+    other = dataclasses.replace(job, labels=job.labels.flip(0))
+    assert local_update(payload, job)[0] == local_update(payload, job)[0] != local_update(payload, other)[0]
+    with pytest.raises(ValueError, match="needs labels"):
+        local_update(payload, dataclasses.replace(job, labels=None))
+
+
+def supervised_steps(context, payload: bytes, mu: float = 0.0) -> bytes:
+    """The client's E epochs at 32 bits, by torch's own SGD and autograd of ``F + mu/2 |w - w_0|^2``."""
+    job = context.local_job("client-00", 0, context.config.lr)
+    model = context.task.converted(32)
+    load_bytes(model, payload)
+    start = [p.detach().clone() for p in model.parameters()]
+    opt = torch.optim.SGD(model.parameters(), lr=context.config.lr)
+    draws = generator(context.config.seed, "local training", "client-00", 0)
+    model.train()
+    for _ in range(context.config.local_epochs):
+        for index in batches(len(job.images), context.config.batch_size, draws):
+            labels = job.labels[index]
+            loss = F.cross_entropy(model(two_views(job.images[index], draws)), torch.cat([labels, labels]))
+            pull = sum((p - q).square().sum() for p, q in zip(model.parameters(), start, strict=True))
+            opt.zero_grad()
+            (loss + mu / 2 * pull).backward()
+            opt.step()
+    return to_bytes(model)
+
+
+def test_fed_avg_with_one_client_is_central_training():
+    """Step for step: torch's SGD on the one client's images gives the aggregated model, bit for bit."""
+    context = tiny_context(algorithm="fed_avg", clients=1, bits=32, images=80, local_epochs=2)
+    start = first_checkpoint(context)
+    after, (line,) = rounds_of(context)
+    assert line["weights"] == {"client-00": 1.0}
+    assert after.aggregated == after.payloads["client-00"] == supervised_steps(context, start.aggregated)
+
+
+def test_fed_prox_with_mu_0_is_fed_avg_and_otherwise_is_not():
+    plain, _ = rounds_of(tiny_context(algorithm="fed_avg"))
+    for mu, same in ((0.0, True), (0.3, False)):
+        after, _ = rounds_of(tiny_context(algorithm="fed_prox", **{"fedprox.mu": mu}))
+        assert (after.payloads == plain.payloads) == (after.aggregated == plain.aggregated) == same
+
+
+def test_fed_prox_minimises_its_equation():
+    """At 32 bits: the gradient of ``F + mu/2 |w - w_received|^2`` by autograd. Batch norm and biases are pulled, too."""
+    context = tiny_context(
+        algorithm="fed_prox", clients=1, bits=32, images=80, local_epochs=2, lr=0.1, **{"fedprox.mu": 1.5}
+    )
+    start = first_checkpoint(context).aggregated
+    after, _ = rounds_of(context)
+    read = lambda payload: read_payload(payload, 32, context.task)  # noqa: E731
+    got, want, unpulled = (
+        read(after.aggregated),
+        read(supervised_steps(context, start, 1.5)),
+        read(supervised_steps(context, start, 0.0)),
+    )
+    for key in want:
+        assert torch.allclose(got[key], want[key], rtol=2e-3, atol=1e-5), key
+    assert not all(torch.allclose(got[k], unpulled[k], rtol=2e-3, atol=1e-5) for k in want)
+
+
+@pytest.mark.parametrize("rule", ["stored", "latent"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_proximal_term_on_codes(rule, bits):
+    """``x' = x - lr (g + mu (x - x_0))`` with x what the codes stand for; x_0 is kept as codes and counted."""
+    torch.manual_seed(0)
+    model = to_lowbit(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), Precision.for_bits(bits))
+    lr, mu = 4.0, 0.1  # steps of more than half a cell, so that codes move
+    opt = LowBitSGD(model, lr, rule=rule, rounding="nearest", proximal=mu)
+    first = {n: w.parameters_of_codes() for n, w in opt.weights.items()}
+    latent = dict(first)
+    biases = {n: p.detach().clone() for n, p in opt.floats.items()}
+    moved = False
+    for step in range(4):
+        F.cross_entropy(model(torch.rand(8, 6)), torch.arange(8) % 3).backward()
+        position = latent if rule == "latent" else {n: w.parameters_of_codes() for n, w in opt.weights.items()}
+        wanted = {
+            n: position[n] - lr * (w.gradient.unpack().double() + mu * (position[n] - first[n]))
+            for n, w in opt.weights.items()
+        }
+        floats = {n: p - lr * (p.grad + mu * (p - biases[n])) for n, p in opt.floats.items()}
+        opt.step()
+        for n, w in opt.weights.items():
+            assert torch.equal(w.unpacked(), compand_codes(wanted[n], bits, w.m, w.compander)), (n, step)
+            moved |= not torch.equal(w.parameters_of_codes(), first[n])
+        assert all(torch.allclose(p, floats[n].detach(), atol=1e-6) for n, p in opt.floats.items())
+        latent = {n: x.float().double() for n, x in wanted.items()}
+    assert moved
+    kept = sum(w.nbytes + 4 for w in opt.weights.values()) + 4 * sum(p.numel() for p in opt.floats.values())
+    shadows = 4 * sum(x.numel() for x in first.values()) if rule == "latent" else 0
+    assert opt.state_bytes() == kept + shadows
+
+
+class EqualLosses(InProcess):
+    def dequantize(self, payloads):
+        return {name: (state, 1.5) for name, (state, _) in super().dequantize(payloads).items()}
+
+
+def test_fed_qssl_without_buffer_epochs_and_with_equal_losses_is_plain_averaging():
+    idle = {"server.dequantize_epochs": 0, "server.requantize_epochs": 0}
+    context = tiny_context(algorithm="fed_qssl", **idle)
+    assert len({len(split.train) for split in context.partition.clients.values()}) == 1
+    after, (line,) = rounds_of(context, engine_type=EqualLosses)
+    plain, (other,) = rounds_of(tiny_context(algorithm="fed_simclr"))
+    assert line["weights"] == other["weights"]
+    assert after.aggregated == plain.aggregated and after.payloads == plain.payloads
+    weighted, _ = rounds_of(context)
+    assert weighted.aggregated != plain.aggregated  # what equal losses are needed for
+
+
+def test_local_only_clients_never_see_each_other():
+    context = tiny_context(algorithm="local_only")
+    after, lines = rounds_of(context, 2)
+    chain = first_checkpoint(context).payloads
+    for number in range(2):
+        chain = {n: local_update(p, context.local_job(n, number, lines[number]["lr"]))[0] for n, p in chain.items()}
+    assert after.payloads == chain and after.aggregated is None
+
+
+def test_fed_paq_adds_the_mean_of_the_decoded_updates():
+    context = tiny_context(algorithm="fed_paq")
+    object.__setattr__(context, "uploads", {})
+    before = read_payload(first_checkpoint(context).aggregated, 32, context.task)
+    after, (line,) = rounds_of(context, engine_type=Backwards)
+    updates = {n: decode_update(p) for n, p in context.uploads.items()}
+    got = read_payload(after.aggregated, 32, context.task)
+    for key, x in before.items():
+        want = x.double() + sum(line["weights"][n] * updates[n][key].double() for n in CLIENTS)
+        assert torch.allclose(got[key].double(), want, rtol=1e-3, atol=1e-6), key  # batch norm travels in 16 bits
+
+
+def test_server_only_works_as_much_as_fed_qssls_server_and_on_the_buffer_alone():
+    seen = []
+
+    class Spy(InProcess):
+        def train(self, state, where, epochs):
+            seen.append((where, epochs))
+            return super().train(state, where, epochs)
+
+    rounds_of(tiny_context(algorithm="server_only", **{"server.dequantize_epochs": 2}), engine_type=Spy)
+    context = tiny_context(algorithm="central", local_epochs=3)
+    rounds_of(context, engine_type=Spy)
+    assert seen == [("buffer", 6), ("everywhere", 3)]
+    split = context.partition
+    everyone = set(context.everyone().tolist())
+    assert everyone == set().union(*(c.train.tolist() for c in split.clients.values()))
+    assert not everyone & set(split.buffer.tolist())
+
+
+@pytest.mark.parametrize(
+    ("fraction", "clients", "least", "taken"), [(0.07, 100, 1, 7), (0.5, 3, 1, 2), (0.1, 3, 2, 2), (1.0, 4, 1, 4)]
+)
+def test_a_fraction_of_the_clients_takes_part(fraction, clients, least, taken):
+    from types import SimpleNamespace
+
+    from fedqssl.runs.play import sampled
+
+    config = SimpleNamespace(fraction=fraction, min_clients=least, seed=0)
+    context = SimpleNamespace(config=config, bits={f"client-{i:03d}": 4 for i in range(clients)})
+    draws = [sampled(context, r) for r in range(20)]
+    assert all(len(set(names)) == taken and names == sorted(names) for names in draws)
+    assert taken == clients or len(set(map(tuple, draws))) > 1
