@@ -8,6 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedqssl.cli.main import app, main
+from fedqssl.config import load_config, to_toml
+from fedqssl.engines.context import build_context
+from fedqssl.lowbit import to_bytes
 from fedqssl.theory import Settings, parse_bits, run_checks
 
 RUN = CliRunner()
@@ -61,17 +64,28 @@ def test_representability_needs_a_run(tmp_path: Path) -> None:
     assert isinstance(empty.exception, ValueError) and "is not a run" in str(empty.exception)
 
 
+def _untrained_run(folder: Path) -> Path:
+    """The files of a run that the verb reads, with the models that its clients start from."""
+    config = load_config("smoke", ["model=small_cnn", "images=200"])
+    context = build_context(config)
+    folder.mkdir()
+    (folder / "config.toml").write_text(to_toml(config))
+    for name, bits in context.bits.items():
+        (folder / "clients" / name).mkdir(parents=True)
+        (folder / "clients" / name / "model.fqssl").write_bytes(to_bytes(context.task.converted(bits)))
+    return folder
+
+
 def test_representability_of_a_run(tmp_path: Path) -> None:
-    words = ["smoke", "model=small_cnn", "images=200", "rounds=1", "--out", str(tmp_path / "run")]
-    assert RUN.invoke(app, ["run", *words]).exit_code == 0
-    out = tmp_path / "r"
-    done = RUN.invoke(
-        app, ["theory", "representability", str(tmp_path / "run"), "--directions", "4", "--out", str(out)]
-    )
+    run, out = _untrained_run(tmp_path / "run"), tmp_path / "r"
+    done = RUN.invoke(app, ["theory", "representability", str(run), "--directions", "4", "--out", str(out)])
     assert done.exit_code == 0, done.output
     found = json.loads((out / "theory.json").read_text())["representability"]
-    assert len(found["share"]) == 4 and 0 <= found["r_min"] <= found["r_mean"] <= 1
+    assert len(found["r"]) == 4 and len(found["share"]) == 4 and 0 <= found["r_min"] <= found["r_mean"] <= 1
     assert "smallest r" in done.output
+    (run / "clients" / "client-02" / "model.fqssl").unlink()
+    again = RUN.invoke(app, ["theory", "representability", str(run), "--out", str(tmp_path / "r2")])
+    assert isinstance(again.exception, ValueError) and "the run is not finished" in str(again.exception)
 
 
 def test_bits_words() -> None:
