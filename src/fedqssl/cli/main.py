@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedqssl import __version__
-from fedqssl.cli import bench, config, doctor, listing, plan, run, theory
+from fedqssl.cli import bench, config, doctor, listing, plan, report, run, theory
 
 app = typer.Typer(
     name="fedqssl",
@@ -26,6 +26,7 @@ app.command("config")(config.config)
 app.command("list")(listing.show)
 app.command("doctor")(doctor.doctor)
 app.command("theory")(theory.theory)
+app.command("report")(report.report)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,27 @@
+"""``fedqssl report``: a run, or a folder of runs, as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Source = Annotated[Path, typer.Argument(metavar="RUN_OR_DIR", help="Folder of a run, or a folder with runs in it.")]
+Out = Annotated[Path | None, typer.Option(help="File to write; by default report.html in that folder.")]
+Each = Annotated[bool, typer.Option("--each", help="Also write a report into every run's folder.")]
+
+
+def report(source: Source, out: Out = None, each: Each = False) -> None:
+    """Write one self-contained report.html; it works on a run in progress, and needs no network.
+
+    For example: fedqssl report runs/demo, or for all runs of a folder: fedqssl report runs --each
+    """
+    from fedqssl.report import write_report
+    from fedqssl.report.data import find_runs
+
+    if each:
+        for run in find_runs(source):
+            if run != source:
+                typer.echo(f"wrote {write_report(run)}")
+    typer.echo(f"wrote {write_report(source, out)}")

@@ -1,0 +1,81 @@
+"""One colour and one shape per bitwidth, the same in every chart; and how numbers are written.
+
+Colours run from warm to cold and from light to dark (dark pages: the other way), so that their order survives every kind of
+colour blindness and print.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fedqssl.report.html import Markup
+from fedqssl.report.svg import SHAPES, legend
+
+_LIGHT = ((232, 119, 34), (205, 56, 98), (128, 60, 168), (38, 52, 140))
+_DARK = ((255, 196, 92), (255, 133, 112), (222, 120, 214), (140, 168, 255))
+FULL = 32
+
+
+def _between(ramp: tuple[tuple[int, int, int], ...], share: float) -> str:
+    at = share * (len(ramp) - 1)
+    i = min(int(at), len(ramp) - 2)
+    mixed = (round(a + (b - a) * (at - i)) for a, b in zip(ramp[i], ramp[i + 1], strict=True))
+    return "#" + "".join(f"{c:02x}" for c in mixed)
+
+
+class Look:
+    """Colours and shapes of the bitwidths of a page."""
+
+    def __init__(self, bits: Iterable[int]) -> None:
+        self.bits = sorted(set(bits))
+        self._low = [b for b in self.bits if b != FULL]
+
+    def kind(self, bits: int) -> str:
+        """The CSS class of a bitwidth."""
+        return f"b{bits}"
+
+    def shape(self, bits: int) -> str:
+        """The mark of a bitwidth."""
+        return "circle" if bits == FULL else SHAPES[self._low.index(bits) % len(SHAPES)]
+
+    def legend(self) -> Markup:
+        """All bitwidths."""
+        return legend((bits_words(b), self.shape(b), self.kind(b)) for b in self.bits)
+
+    def css(self) -> str:
+        """Colours as custom properties, for light and dark pages."""
+        last = max(len(self._low) - 1, 1)
+        names = [(b, i / last if len(self._low) > 1 else 0.75) for i, b in enumerate(self._low)]
+        light = "".join(f"--bit-{b}:{_between(_LIGHT, s)};" for b, s in names) + f"--bit-{FULL}:#5c6470;"
+        dark = "".join(f"--bit-{b}:{_between(_DARK, s)};" for b, s in names) + f"--bit-{FULL}:#a5adba;"
+        kinds = "".join(f".b{b}{{--c:var(--bit-{b})}}" for b in {*self.bits, FULL})
+        return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}{kinds}"
+
+
+def bits_words(bits: int) -> str:
+    """``4 bits``, or ``fp32``."""
+    return "fp32" if bits == FULL else f"{bits} bit" if bits == 1 else f"{bits} bits"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """``0.407`` -> ``40.7%``; a dash if it is not known."""
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"
+
+
+def percent_tick(value: float) -> str:
+    """As short as it can be at an axis: ``40%``, ``2.5%``."""
+    return f"{round(100 * value, 6):.6g}%"
+
+
+def plain(value: float | None, digits: int = 3) -> str:
+    """A number, a dash if it is not known."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def tick(value: float) -> str:
+    """A number at an axis."""
+    return f"{round(value, 9):,.6g}"
+
+
+__all__ = ["Look", "bits_words", "percent", "percent_tick", "plain", "tick"]
