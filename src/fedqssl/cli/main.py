@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedqssl import __version__
-from fedqssl.cli import bench, config, doctor, listing, plan, report, run, theory
+from fedqssl.cli import bench, compare, config, doctor, listing, plan, report, reproduce, run, sweep, theory
 
 app = typer.Typer(
     name="fedqssl",
@@ -21,6 +21,9 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.command("run")(run.run)
+app.command("reproduce")(reproduce.reproduce)
+app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("plan")(plan.plan)
 app.command("config")(config.config)
 app.command("list")(listing.show)

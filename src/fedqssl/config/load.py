@@ -109,8 +109,8 @@ def _toml(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def protocol(config: RunConfig) -> str:
-    """12 hexadecimal digits of everything that affects accuracy.
+def accuracy_settings(config: RunConfig) -> dict[str, Any]:
+    """Everything that affects accuracy, by dotted key.
 
     Left out: the seed, where data lie and where things run, how often is monitored, and settings of partitions that are not used.
     ``server.lr`` counts as what it stands for.
@@ -122,8 +122,13 @@ def protocol(config: RunConfig) -> str:
     for name, partition in _ONLY_FOR.items():
         if config.partition != partition:
             del values[name]
-    text = json.dumps([_PROTOCOL_VERSION, values], sort_keys=True)
+    return values
+
+
+def protocol(config: RunConfig) -> str:
+    """12 hexadecimal digits of :func:`accuracy_settings`."""
+    text = json.dumps([_PROTOCOL_VERSION, accuracy_settings(config)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-__all__ = ["load_config", "parse_words", "protocol", "to_toml"]
+__all__ = ["accuracy_settings", "load_config", "parse_words", "protocol", "to_toml"]

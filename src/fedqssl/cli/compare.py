@@ -1,0 +1,76 @@
+"""``fedqssl compare``: finished runs in one table."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+class Form(str, Enum):
+    """How the table is written."""
+
+    terminal = "terminal"
+    markdown = "markdown"
+    csv = "csv"
+    latex = "latex"
+
+
+ENDINGS = {".md": Form.markdown, ".csv": Form.csv, ".tex": Form.latex}
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders with runs inside.")]
+Across = Annotated[
+    str | None,
+    typer.Option(metavar="KEY,...", help="Settings in which the runs may differ, besides algorithm, bits and seed."),
+]
+Format = Annotated[
+    Form | None, typer.Option("--format", help="By default by the ending of --out, or for the terminal.")
+]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table to this file.")]
+FinishedOnly = Annotated[bool, typer.Option("--finished", help="Leave out runs that have not ended.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file in --out, if there is one.")]
+
+
+def compare(
+    runs: Runs,
+    across: Across = None,
+    form: Format = None,
+    out: Out = None,
+    finished: FinishedOnly = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Compare finished runs: one row for each setting, mean and deviation over seeds.
+
+    For example: fedqssl compare runs/a runs/b, or fedqssl compare runs --across beta --format latex --out table.tex
+    """
+    wanted = form or ENDINGS.get(out.suffix.lower() if out else "", Form.markdown if out else Form.terminal)
+    if out is not None:
+        _check_out(out, wanted, overwrite)
+    from fedqssl.experiments import compare as experiments
+
+    keys = [key.strip() for key in (across or "").split(",") if key.strip()]
+    table = experiments.compare(runs, keys, finished)
+    if wanted is Form.terminal:
+        Console().print(table.grid().rich())
+    elif out is None:
+        typer.echo(table.text(wanted.value), nl=False)
+    if out is not None:
+        from fedqssl.runs.folder import write_atomically
+
+        write_atomically(out, table.text(wanted.value).encode())
+        typer.echo(f"wrote {out}")
+
+
+def _check_out(out: Path, form: Form, overwrite: bool) -> None:
+    """Find out before the work, not after it."""
+    if form is Form.terminal:
+        raise ValueError("--format terminal prints the table; for a file use markdown, csv or latex")
+    if out.is_dir():
+        raise ValueError(f"--out takes a file, and {out} is a folder")
+    if not out.parent.is_dir():
+        raise ValueError(f"{out} cannot be written: there is no folder {out.parent}")
+    if out.exists() and not overwrite:
+        raise ValueError(f"{out} exists; choose another --out, or replace it with --overwrite")

@@ -1,0 +1,61 @@
+"""``fedqssl sweep``: a grid of settings, resumable, ending in a comparison."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedqssl.cli.run import INTERRUPTED
+from fedqssl.cli.words import source_name, split_words
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PRESET_OR_TOML KEY=VALUE;VALUE",
+        help="A preset or a TOML file, quickstart by default; settings, and grids of them: 'beta=0.1;0.5;5'.",
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Cells at the same time, one thread each; by default one after the other, with their workers."
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder; by default runs/sweep-<preset>.")]
+
+
+def sweep(words: Words, jobs: Jobs = None, out: Out = None) -> None:
+    """Run every combination of some settings' values; what is done is skipped, what was stopped goes on.
+
+    For example: fedqssl sweep quickstart 'beta=0.1;0.5;5' 'seed=0;1;2' rounds=4 --jobs 2 --out runs/beta
+    """
+    console = Console()
+    source, settings = split_words(words)
+    folder = out if out is not None else Path("runs") / f"sweep-{source_name(source)}"
+    try:
+        from fedqssl.cli.progress import TerminalProgress
+        from fedqssl.experiments import sweep as experiments
+
+        grid = experiments.plan_sweep(source, settings)
+        with TerminalProgress(console) as progress:
+            table, error = experiments.sweep(grid, folder, jobs, progress)
+    except KeyboardInterrupt:
+        command = [
+            "fedqssl",
+            "sweep",
+            *words,
+            *(["--jobs", str(jobs)] if jobs is not None else []),
+            "--out",
+            str(folder),
+        ]
+        typer.echo(f"stopped; what is done is kept; go on with: {shlex.join(command)}")
+        raise typer.Exit(INTERRUPTED) from None
+    if table is not None:
+        console.print(table.grid().rich())
+    if error is not None:
+        raise error
+    typer.echo(f"the table is in {folder / 'sweep.md'}, its runs in {folder / 'cells'}")

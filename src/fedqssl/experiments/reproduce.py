@@ -1,0 +1,195 @@
+"""Run what tables and figures need, and write them as soon as their cells are done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedqssl.config.keys import nearest
+from fedqssl.experiments.catalogue import EXPERIMENTS, Experiment, Table
+from fedqssl.experiments.cells import Cell, CellError, Plan, claimed, read_result, state_of
+from fedqssl.experiments.collect import seeds_in
+from fedqssl.experiments.figures import plot, write_figure
+from fedqssl.experiments.grid import Grid, to_csv
+from fedqssl.experiments.running import run_cells
+from fedqssl.experiments.scales import SCALES
+from fedqssl.experiments.tables import fill, write_table, write_texts
+from fedqssl.runs import Progress
+
+DATASETS = ("cifar10", "cifar100")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked command.
+
+    Args:
+        experiments: tables and figures, each once.
+        plan: scale and data.
+        seeds: of the cells to run.
+        only: algorithms to run; None for all. Tables show whatever is finished.
+    """
+
+    experiments: tuple[Experiment, ...]
+    plan: Plan
+    seeds: tuple[int, ...]
+    only: frozenset[str] | None
+
+    def cells(self, experiment: Experiment) -> list[Cell]:
+        """What this experiment asks to run."""
+        return self.plan.cells(experiment, self.seeds, self.only)
+
+
+def request(
+    names: Sequence[str], scale: str, data: Sequence[str] = (), seeds: int = 1, only: Sequence[str] = ()
+) -> Request:
+    """Check what was asked for.
+
+    Args:
+        names: of tables and figures, or ``all``.
+        scale: ``smoke``, ``small`` or ``paper``.
+        data: where images are: ``SPEC``, or ``cifar10=SPEC`` and ``cifar100=SPEC`` where both are needed.
+        seeds: their number; they are 0, 1, ...
+        only: algorithms to run; by default all.
+
+    Raises:
+        ValueError: one line that says what is wrong and what is allowed.
+    """
+    known = [*EXPERIMENTS, "all"]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"nothing to reproduce called {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    if scale not in SCALES:
+        raise ValueError(f"unknown scale {scale!r}{nearest(scale, SCALES)} (scales: {', '.join(SCALES)})")
+    if seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, not {seeds}")
+    wanted = EXPERIMENTS if "all" in names else dict.fromkeys(names)
+    experiments = tuple(EXPERIMENTS[name] for name in wanted)
+    algorithms = sorted({row.algorithm for e in experiments for row in e.rows})
+    for name in only:
+        if name not in algorithms:
+            raise ValueError(f"no row of {name!r} here{nearest(name, algorithms)} (rows: {', '.join(algorithms)})")
+    needed = tuple(dict.fromkeys(e.dataset for e in experiments))
+    plan = Plan(SCALES[scale], _data(data, needed))
+    return Request(experiments, plan, tuple(range(seeds)), frozenset(only) or None)
+
+
+def _data(specs: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
+    """Where each of the paper's datasets is."""
+    found: dict[str, str] = {}
+    for spec in specs:
+        name, equals, place = spec.partition("=")
+        if equals and name in DATASETS:
+            found[name] = place
+        elif len(needed) == 1:
+            found[needed[0]] = spec
+        else:
+            raise ValueError(
+                f"CIFAR-10 and CIFAR-100 are both needed: write --data cifar10=SPEC --data cifar100=SPEC, not --data {spec}"
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """What came of it: tables as text for the terminal, and the error to end with if cells failed."""
+
+    grids: tuple[Grid, ...]
+    error: CellError | None
+
+
+def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) -> Reproduced:
+    """Run all cells; write every table and figure as soon as its cells are done.
+
+    Raises:
+        CellError: before anything is run, if the folder or one of its cells cannot be used.
+    """
+    writer = _Writer(wanted, out, progress)
+    with claimed(out):
+        for experiment in wanted.experiments:
+            for cell in wanted.plan.cells(experiment, sorted({*wanted.seeds, *seeds_in(out)})):
+                state_of(cell, out)  # cells of earlier commands are part of the tables, so they must fit too
+        error = run_cells(writer.cells(), out, jobs, progress, writer.ended)
+        writer.write_rest()
+        _write_cells(writer.cells(), out)
+    return Reproduced(tuple(writer.grids[e.name] for e in wanted.experiments if e.name in writer.grids), error)
+
+
+class _Writer:
+    """Knows which cells every experiment waits for, and writes it when the last one ends."""
+
+    def __init__(self, wanted: Request, out: Path, progress: Progress) -> None:
+        self.wanted, self.out, self.progress = wanted, out, progress
+        self.waiting = {e.name: set(wanted.cells(e)) for e in wanted.experiments}
+        self.grids: dict[str, Grid] = {}
+
+    def cells(self) -> list[Cell]:
+        """All that are asked for, in order."""
+        return list(dict.fromkeys(cell for e in self.wanted.experiments for cell in self.wanted.cells(e)))
+
+    def ended(self, cell: Cell) -> None:
+        """A cell is done."""
+        for experiment in self.wanted.experiments:
+            left = self.waiting.get(experiment.name, set())
+            if cell in left:
+                left.discard(cell)
+                if not left:
+                    self._write(experiment)
+
+    def write_rest(self) -> None:
+        """Experiments some of whose cells failed, or that ``only`` left nothing to run of."""
+        for experiment in self.wanted.experiments:
+            if experiment.name in self.waiting:
+                self._write(experiment)
+
+    def _write(self, experiment: Experiment) -> None:
+        del self.waiting[experiment.name]
+        grid = _write(experiment, self.wanted.plan, self.out, self.progress)
+        if grid is not None:
+            self.grids[experiment.name] = grid
+
+
+def _write(experiment: Experiment, plan: Plan, out: Path, progress: Progress) -> Grid | None:
+    """The experiment's files from what is finished; None if nothing is."""
+    if isinstance(experiment, Table):
+        filled = fill(experiment, plan, out)
+        if not filled.found:
+            return None
+        paths, grid = write_table(filled, out), filled.grid()
+    else:
+        plotted = plot(experiment, plan, out)
+        if not plotted.points:
+            return None
+        paths, grid = write_figure(plotted, out), plotted.grid()
+    progress.say(f"wrote {out / experiment.name}.{{{','.join(path.suffix[1:] for path in paths)}}}")
+    return grid
+
+
+def _write_cells(cells: Sequence[Cell], out: Path) -> None:
+    """``cells.csv``: every finished run with its time, which the tables leave out so that they stay the same."""
+    records = []
+    for cell in sorted(set(cells), key=lambda c: c.name):
+        folder = cell.folder(out)
+        if (folder / "result.json").is_file():
+            result = read_result(folder)
+            records.append(
+                {
+                    "cell": cell.name,
+                    "algorithm": result.algorithm,
+                    "bits": json.dumps(list(cell.config.bits)),
+                    "seed": result.seed,
+                    "global": result.global_accuracy,
+                    "local": result.local_accuracy,
+                    "client_seconds": round(result.client_seconds, 2),
+                    "server_seconds": round(result.server_seconds, 2),
+                    "bytes_up": result.bytes_up,
+                    "bytes_down": result.bytes_down,
+                }
+            )
+    if records:
+        write_texts("cells", {"csv": to_csv(records)}, out)
+
+
+__all__ = ["Reproduced", "Request", "reproduce", "request"]

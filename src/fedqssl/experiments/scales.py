@@ -1,0 +1,100 @@
+"""How large the experiments are run: ``smoke`` (seconds, embedded images), ``small`` (minutes a run), ``paper`` (days).
+
+A scale starts from presets and keeps the structure of the experiments: all rows, both bit configurations, the split. ``small``
+follows the preset ``cifar10-small``, so whatever that is tuned to is what is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Base:
+    """Where the runs on one dataset start from.
+
+    Args:
+        label: first part of the cells' names; bases with the same label are the same and share cells.
+        preset: name of a preset.
+        changes: settings on top of it.
+    """
+
+    label: str
+    preset: str
+    changes: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One size of all experiments.
+
+    Args:
+        name: on the command line.
+        description: one line.
+        bases: by the paper's dataset, ``cifar10`` and ``cifar100``.
+        bits: by configuration: ``config1``, ``config2``, ``low``, ``full``.
+        points: values on the horizontal axis, by figure.
+        algorithms: settings of single algorithms, by name: every baseline gets the tuning that Fed-QSSL gets, so one that
+            wants another learning rate has it here, and the tables name it.
+    """
+
+    name: str
+    description: str
+    bases: Mapping[str, Base]
+    bits: Mapping[str, tuple[int, ...]]
+    points: Mapping[str, tuple[float, ...]]
+    algorithms: Mapping[str, Settings] = field(default_factory=dict)
+
+
+_TEN = {
+    "config1": (4, 4, 6, 6, 6, 8, 8, 8, 12, 12),
+    "config2": (6, 6, 6, 6, 6, 12, 12, 12, 12, 12),
+    "low": (2, 2, 2, 3, 3, 3, 4, 4, 4, 4),
+    "full": (32,) * 10,
+}
+_FOUR = {"config1": (4, 6, 8, 12), "config2": (6, 6, 12, 12), "low": (2, 3, 4, 4), "full": (32,) * 4}
+
+_TINY = Base(
+    "scenes",
+    "smoke",
+    {
+        "images": 200,
+        "model": "small_cnn",
+        "width": 4,
+        "beta": 0.1,
+        "rounds": 1,
+        "batch_size": 16,
+        "workers": 1,
+        "evaluation.probe_images": 100,
+    },
+)
+
+SMOKE = Scale(
+    "smoke",
+    "seconds a run: 4 clients, 200 embedded images, 1 round; shows that everything runs, says nothing of accuracy",
+    {"cifar10": _TINY, "cifar100": _TINY},
+    _FOUR,
+    {"figure3": (0.1, 0.5, 5), "figure4": (0.05, 0.1, 0.2), "figure5": (1, 2, 3)},
+)
+SMALL = Scale(
+    "small",
+    "minutes a run: 10 clients, the paper's bits and split, the preset cifar10-small",
+    {"cifar10": Base("cifar10", "cifar10-small"), "cifar100": Base("cifar100", "cifar10-small", {"data": "cifar100"})},
+    _TEN,
+    {"figure3": (0.1, 0.5, 5), "figure4": (0.02, 0.05, 0.1), "figure5": (1, 2, 4)},
+)
+PAPER = Scale(
+    "paper",
+    "the paper's own: 100 rounds, ResNet-18 at width 64, the presets cifar10-paper and cifar100-paper",
+    {"cifar10": Base("cifar10", "cifar10-paper"), "cifar100": Base("cifar100", "cifar100-paper")},
+    _TEN,
+    {"figure3": (0.1, 0.5, 5), "figure4": (0.02, 0.05, 0.1), "figure5": (5, 10, 20)},
+)
+
+SCALES: dict[str, Scale] = {scale.name: scale for scale in (SMOKE, SMALL, PAPER)}
+
+__all__ = ["SCALES", "Base", "Scale"]
