@@ -25,6 +25,7 @@ def runs(monkeypatch, tmp_path):
 
     def finish(folder, progress):
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").touch()
         progress.say("round 1 [loss] 3.2")
         if module.error is not None:
             raise module.error

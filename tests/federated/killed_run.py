@@ -1,7 +1,7 @@
 """A tiny run that kills itself with signal 9 at a chosen place: ``killed_run.py FOLDER PLACE WHOM WORKERS``.
 
 PLACE: ``clients:1`` (the first client of round 2 is done; so for ``de-quantize`` and ``re-quantize``), ``metrics``, ``saving``,
-``renaming`` (of round 2), ``evaluating``, ``handing out``. WHOM: ``group`` (workers too), or ``parent``.
+``renaming`` (the checkpoint of round 2), ``evaluating``, ``handing out``. WHOM: ``group`` (workers too), or ``parent``.
 """
 
 import os
@@ -30,12 +30,12 @@ class Suicidal(Progress):
         self.reached(f"{what}:{done}")
 
 
-def tell(progress: Suicidal, owner: object, name: str, place: str, after: bool = False) -> None:
+def tell(progress: Suicidal, owner: object, name: str, place: str, after=False, when=lambda *arguments: True) -> None:
     """Say that a place is reached when ``owner.name`` is called, or has returned."""
     real = getattr(owner, name)
 
     def called(*arguments, **options):
-        if not after:
+        if not after and when(*arguments):
             progress.reached(place)
         value = real(*arguments, **options)
         if after:
@@ -45,11 +45,11 @@ def tell(progress: Suicidal, owner: object, name: str, place: str, after: bool =
     setattr(owner, name, called)
 
 
-if __name__ == "__main__":
-    progress = Suicidal(sys.argv[2], sys.argv[3])
-    tell(progress, folder.RunFolder, "append_metrics", "metrics", after=True)
-    tell(progress, folder, "write_atomically", "saving", after=True)
-    tell(progress, folder.os, "replace", "renaming")
-    tell(progress, finish, "global_accuracy", "evaluating")
-    tell(progress, finish, "_hand_out", "handing out", after=True)
-    start(tiny(workers=int(sys.argv[4])), Path(sys.argv[1]), progress=progress)
+# No guard by __name__: workers must not run a user's script again.
+progress = Suicidal(sys.argv[2], sys.argv[3])
+tell(progress, folder.RunFolder, "append_metrics", "metrics", after=True)
+tell(progress, folder, "write_atomically", "saving", after=True)
+tell(progress, folder.os, "replace", "renaming", when=lambda source, target: Path(source).is_dir())
+tell(progress, finish, "global_accuracy", "evaluating")
+tell(progress, finish, "_hand_out", "handing out", after=True)
+start(tiny(workers=int(sys.argv[4])), Path(sys.argv[1]), progress=progress)

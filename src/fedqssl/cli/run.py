@@ -76,6 +76,6 @@ def _go(folder: Path, config: RunConfig | None, overwrite: bool = False) -> None
 
 
 def _how_to_go_on(folder: Path) -> str:
-    if not folder.exists():
+    if not (folder / "config.toml").exists():
         return f"nothing was written to {folder} yet"
     return f"go on with: fedqssl run --resume {shlex.quote(str(folder))}"

@@ -11,12 +11,13 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -51,12 +52,18 @@ def _die_with_parent(lifeline: Connection) -> None:
 
 
 @contextlib.contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
-    """Ctrl-C takes effect afterwards; processes started meanwhile never notice it."""
+def _starting_workers() -> Iterator[None]:
+    """Processes started meanwhile never notice Ctrl-C, which waits, and do not run the user's script again.
+
+    Python's spawn imports the main module in every new process, which starts runs within runs unless a script guards against it;
+    our workers need nothing of it.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         yield
     finally:
+        sys.modules["__main__"] = script
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -146,7 +153,7 @@ class InProcess:
                 self.tick(what, len(done), len(jobs))
             return done
         try:
-            with _ctrl_c_waits():
+            with _starting_workers():
                 futures: dict[Future[Any], Any] = {
                     self.pool.submit(_in_worker, function, *arguments): key for key, arguments in jobs.items()
                 }

@@ -45,12 +45,12 @@ class SharedImages:
 
     def __enter__(self) -> Attachment:
         images = self.context.train.images.contiguous()
-        with os.fdopen(os.dup(self.handle), "wb") as file:
-            images.numpy().tofile(file)
         path = str(self.path)
         if sys.platform == "linux":  # no name is needed there, so that a killed run leaves no file behind
             path = f"/proc/{os.getpid()}/fd/{self.handle}"
             self.path.unlink()
+        with os.fdopen(os.dup(self.handle), "wb") as file:
+            images.numpy().tofile(file)
         empty = ImageSet(images[:0], None, self.context.train.class_names)
         labels = self.context.train.labels
         slim = replace(self.context, train=_Labelled(empty.images, labels, empty.class_names), test=empty)

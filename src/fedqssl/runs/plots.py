@@ -35,14 +35,15 @@ def _curves(pyplot: Any, folder: RunFolder) -> str:
     rounds = [line["round"] for line in lines]
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     axes[0].plot(rounds, [line["loss"] for line in lines], marker="o")
-    axes[0].set(title="Self-supervised loss of the clients", xlabel="round", ylabel="mean loss, last local epoch")
+    axes[0].set(title="Training loss", xlabel="round", ylabel="mean loss, last epoch of the round")
     known = [(r, 100 * line["knn"]) for r, line in zip(rounds, lines, strict=True) if line["knn"] is not None]
     axes[1].plot([r for r, _ in known], [v for _, v in known], marker="o", color="tab:green")
     axes[1].set(title="kNN accuracy of the global model", xlabel="round", ylabel="%")
-    for name in sorted(lines[-1]["weights"]):
+    names = sorted({name for line in lines for name in line["weights"]})
+    for name in names:
         axes[2].plot(rounds, [line["weights"].get(name) for line in lines], label=name)
     axes[2].set(title="Aggregation weights", xlabel="round", ylabel="p_k", ylim=(0, None))
-    if len(lines[-1]["weights"]) <= 12:
+    if 0 < len(names) <= 12:
         axes[2].legend(fontsize=6, ncols=2)
     for axis in axes:
         axis.grid(alpha=0.3)
