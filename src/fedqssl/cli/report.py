@@ -17,9 +17,12 @@ def report(source: Source, out: Out = None, each: Each = False) -> None:
 
     For example: fedqssl report runs/demo, or for all runs of a folder: fedqssl report runs --each
     """
+    import torch
+
     from fedqssl.report import write_report
     from fedqssl.report.data import find_runs
 
+    torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     if each:
         for run in find_runs(source):
             if run != source:

@@ -53,9 +53,10 @@ def _strokes(series: Series, x: Scale, y: Scale, form: Format, unit: str) -> lis
             found.append(el("path", title, d=d, class_="reach"))
         found.append(el("path", title if not series.strong else None, d=d, class_=kind))
     if series.strong and len(points) <= 120:
-        size = 3.2 if len(points) <= 30 else 2.2
+        many = len(points) > 30  # then points are only seen when pointed at
+        kind, shape = (f"{series.kind} hit", "circle") if many else (series.kind, series.shape)
         found += [
-            mark(x(a), y(b), series.shape, series.kind, f"{series.name}, {unit} {a:g}: {form(b)}", size)
+            mark(x(a), y(b), shape, kind, f"{series.name}, {unit} {a:g}: {form(b)}", 4.0 if many else 3.2)
             for a, b in points
         ]
     elif len(points) == 1:
@@ -85,13 +86,15 @@ def line_chart(
         *y_axis(y, LEFT, WIDTH - RIGHT, form),
         *x_axis(x, height - BOTTOM, lambda v: f"{v:g}", unit, ticks=whole or [x.low]),
     ]
+    for s in (s for s in series if not s.strong):
+        parts += _strokes(s, x, y, form, unit)
     for level in levels:
         at = y(level.value)
         parts += [
             line(LEFT, at, WIDTH - RIGHT, at, "level"),
             text(WIDTH - RIGHT, at - 4 if at > TOP + 10 else at + 12, level.words, at="end", kind="said"),
         ]
-    for s in sorted(series, key=lambda s: s.strong):
+    for s in (s for s in series if s.strong):
         parts += _strokes(s, x, y, form, unit)
     return drawing(height, label, *parts)
 

@@ -60,7 +60,7 @@ def tiles(run: RunData, found: Costs | str | None) -> Markup:
         (
             "bytes moved",
             bytes_text(moved),
-            f"fp32 would be {saved}" if saved else "up and down, so far" if result is None else "up and down",
+            f"fp32 would move {saved}" if saved else "up and down, so far" if result is None else "up and down",
         )
     )
     spent = [sum(float(line.get(key, 0.0)) for line in run.rounds) for key in ("client_seconds", "server_seconds")]
@@ -97,7 +97,7 @@ def header(run: RunData, found: Costs | str | None) -> Markup:
     part = f", {c.fraction:.0%} a round" if c.fraction < 1 else ""
     words = (
         f"{len(run.clients)} clients ({bits_summary(run)}{part}), {c.model} of width {c.width}, {c.partition} split, "
-        f"{c.local_epochs} local epochs, seed {c.seed}."
+        f"{c.local_epochs} local epoch{'' if c.local_epochs == 1 else 's'}, seed {c.seed}."
     )
     return el(
         "header",
@@ -118,6 +118,15 @@ def _updated(run: RunData) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
 
 
+def _software(run: RunData) -> str:
+    known = {key: run.environment[key] for key in ("fedqssl", "torch", "python", "machine") if key in run.environment}
+    words = [f"{key} {value}" for key, value in known.items()]
+    kernels = run.environment.get("kernels")
+    if isinstance(kernels, dict):
+        words.append(" ".join(["kernels", *(str(kernels[k]) for k in ("backend", "native_detail") if kernels.get(k))]))
+    return ", ".join(words) or "unknown"
+
+
 def protocol(run: RunData) -> Markup:
     """Everything that affects accuracy, and where it ran."""
     c = run.config
@@ -127,13 +136,12 @@ def protocol(run: RunData) -> Markup:
         "skew": f"skew, minority {c.minority:g}",
     }
     server_lr = c.lr if c.server.lr is None else c.server.lr
-    environment = run.environment
     facts: list[tuple[str, str]] = [
         ("protocol", f"{run.protocol} (equal digits: comparable accuracies)"),
         ("algorithm", f"{c.algorithm}, objective {c.objective}, temperature {c.ssl.temperature:g}"),
         ("data", f"{c.data}" + (f", {c.images:,} images" if c.images else "")),
         ("split", f"{split.get(c.partition, c.partition)}; buffer {c.buffer_ratio:g} of all images ({run.buffer:,})"),
-        ("clients", f"{len(run.clients)}: {bits_summary(run)}; {c.fraction:g} of them take part in a round"),
+        ("clients", f"{len(run.clients)}: {bits_summary(run)}; {c.fraction:.0%} take part in a round"),
         ("model", f"{c.model}, width {c.width}"),
         (
             "training",
@@ -150,15 +158,7 @@ def protocol(run: RunData) -> Markup:
             f"activation clip {c.lowbit.activation_clip:g}",
         ),
         ("seed", str(c.seed)),
-        (
-            "software",
-            ", ".join(
-                f"{key} {environment[key]}"
-                for key in ("fedqssl", "torch", "python", "machine", "kernels")
-                if key in environment
-            )
-            or "unknown",
-        ),
+        ("software", _software(run)),
         ("last round written", _updated(run)),
     ]
     return section(

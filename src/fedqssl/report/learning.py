@@ -12,6 +12,8 @@ from fedqssl.report.html import Child, Markup, el, figure, grid, join, section, 
 from fedqssl.report.look import Look, bits_words, percent, percent_tick, plain, tick
 from fedqssl.report.svg import legend
 
+CROWD = 24
+"""Above this many clients lines are faint, and medians stand for them."""
 SPREAD = 0.1
 """Weights within this share of 1/K are called nearly equal."""
 
@@ -23,8 +25,29 @@ def _client_lines(run: RunData, look: Look, key: str, what: str) -> list[Series]
         if points:
             low, high = min(v for _, v in points), max(v for _, v in points)
             tip = f"{client.name}, {bits_words(client.bits)}: {what} {low:.4g} to {high:.4g}, last {points[-1][1]:.4g}"
-            found.append(Series(client.name, points, look.kind(client.bits), tip=tip, shape=look.shape(client.bits)))
+            kind = f"{look.kind(client.bits)}{' faint' if len(run.clients) > CROWD else ''}"
+            found.append(Series(client.name, points, kind, tip=tip, shape=look.shape(client.bits)))
     return found
+
+
+def _medians(run: RunData, look: Look, key: str) -> list[Series]:
+    """Of many clients, where single lines are a thicket: the median client of each bitwidth."""
+    if len(run.clients) <= CROWD:
+        return []
+    found = []
+    for bits in look.bits:
+        names = [c.name for c in run.clients if c.bits == bits]
+        points: dict[float, list[float]] = {}
+        for name in names:
+            for number, value in run.over_rounds(key, name):
+                points.setdefault(number, []).append(value)
+        middle = [(number, statistics.median(values)) for number, values in sorted(points.items())]
+        found.append(Series(f"median of {bits_words(bits)}", middle, look.kind(bits), strong=True))
+    return found
+
+
+def _medians_note(run: RunData) -> str:
+    return " Coloured bold lines: the median client of each bitwidth." if len(run.clients) > CROWD else ""
 
 
 def _summary_table(lines: Sequence[Series], first: Series | None, what: str) -> Markup:
@@ -53,14 +76,14 @@ def loss_figure(run: RunData, look: Look, name: str) -> Markup | None:
     lines = _client_lines(run, look, "client_loss", "loss")
     label = f"Training loss over {len(points)} rounds, from {points[0][1]:.3f} to {points[-1][1]:.3f}"
     note = (
-        "Mean of the clients (bold) and every client, in the last local epoch of each round."
+        "Mean of the clients (bold) and every client, in the last local epoch of each round." + _medians_note(run)
         if lines
         else "Of the server's training."
     )
     return figure(
         name,
         "Loss",
-        line_chart(label, [*lines, total], tick),
+        line_chart(label, [*lines, *_medians(run, look, "client_loss"), total], tick),
         note=note,
         legend=look.legend() if lines else None,
         data=_summary_table(lines, total, label),
@@ -114,7 +137,7 @@ def _dequantize_figure(run: RunData, look: Look) -> Markup | None:
     return figure(
         "dequantize",
         "De-quantized loss",
-        line_chart(label, lines, tick),
+        line_chart(label, [*lines, *_medians(run, look, "dequantize_loss")], tick),
         note=note,
         legend=look.legend(),
         data=_summary_table(lines, None, label),
@@ -147,13 +170,13 @@ def weights(run: RunData, look: Look) -> Markup:
         far = max(run.clients, key=lambda c: c.weight or 0)
         lead += f"In the last round {far.name} ({bits_words(far.bits)}) counted most: {plain(far.weight, 4)}."
     label = f"Aggregation weights of {len(lines)} clients over rounds"
-    chart = line_chart(label, lines, tick, levels=[Level(share, "equal share")])
+    chart = line_chart(label, [*lines, *_medians(run, look, "weights")], tick, levels=[Level(share, "equal share")])
     by_bits = _weights_by_bits(run, look)
     card = figure(
         "weights-figure",
         "Weight of every client",
         chart,
-        note="One line per client; point at a line for its name.",
+        note="One line per client; point at a line for its name." + _medians_note(run),
         legend=look.legend(),
         data=_summary_table(lines, None, label),
     )

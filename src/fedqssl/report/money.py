@@ -165,7 +165,7 @@ def _median_card(found: LayerErrors, look: Look) -> Markup:
 
 
 def _short(name: str) -> str:
-    return name.removeprefix("encoder.").removeprefix("layers.") if name.startswith("encoder.") else name
+    return name.removeprefix("encoder.")
 
 
 __all__ = ["layers", "ledger"]

@@ -50,7 +50,7 @@ def who_loses(run: RunData, look: Look) -> Markup:
         _by_images(clients, look),
         _by_classes(clients, look),
         _dumbbells(clients, look),
-        _client_card(run),
+        _client_card(run, "card rest" if run.labels is not None else "card full"),
     ]
     return section("clients", title, grid(*cards), lead=_verdict(clients))
 
@@ -199,7 +199,7 @@ def _dumbbells(clients: Sequence[Client], look: Look) -> Markup | None:
     return figure("gain", "Gain over a guess", chart, note=note, legend=legend(entries), data=data)
 
 
-def _client_card(run: RunData) -> Markup:
+def _client_card(run: RunData, kind: str = "card full") -> Markup:
     """All clients as a table that can be sorted."""
     rows: list[list[Child]] = [
         [
@@ -236,7 +236,7 @@ def _client_card(run: RunData) -> Markup:
         el("h3", "All clients"),
         el("p", note, class_="note"),
         table(head, rows, "All clients"),
-        class_="card full",
+        class_=kind,
     )
 
 

@@ -1,0 +1,218 @@
+"""What the page says, its limits, and what it says of bad input."""
+
+import json
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedqssl.cli.main import main
+from fedqssl.engines.context import build_context
+from fedqssl.evaluation.collapse import Collapse
+from fedqssl.federated.state import read_payload
+from fedqssl.report import write_report
+from fedqssl.report.data import find_runs, read_run
+from fedqssl.report.html import el
+from fedqssl.report.layers import LayerErrors, layer_errors
+from fedqssl.report.people import rank_correlation
+
+SECTIONS = ["curves", "weights", "clients", "partition", "ledger", "layers", "collapse", "protocol", "files"]
+FIGURES = [
+    "loss",
+    "accuracy",
+    "dequantize",
+    "weights-figure",
+    "weights-bits",
+    "accuracy-bits",
+    "accuracy-images",
+    "accuracy-classes",
+    "gain",
+    "labels",
+    "sizes",
+    "cost-operations",
+    "cost-memory",
+    "cost-model",
+    "layer-errors",
+    "median-errors",
+    "effective-rank",
+    "alignment",
+    "uniformity",
+]
+
+
+class Page(HTMLParser):
+    """Ids, figures, links and balance of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.figures, self.links, self.loads, self.open = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.ids += [values["id"]] if "id" in values else []
+        self.figures += [values["data-figure"]] if "data-figure" in values else []
+        self.links += [values["href"]] if tag == "a" else []
+        self.loads += [
+            v for k, v in attributes if k in ("src", "srcset", "poster", "data") or (tag == "link" and k == "href")
+        ]
+        if tag not in ("meta", "link", "br", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def report(path: Path, out=None) -> str:
+    return write_report(path, out).read_text()
+
+
+def fails(arguments, capsys) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["report", *map(str, arguments)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
+    return said
+
+
+def test_a_real_run_has_every_part_and_figure(real):
+    text = report(real)
+    page = Page(text)
+    assert page.open == [] and len(page.ids) == len(set(page.ids))
+    assert [name for name in page.ids if name in SECTIONS] == SECTIONS
+    assert page.figures == FIGURES
+    assert page.loads == ["data:,"] and "@import" not in text and "url(" not in text
+    assert "http://" not in text and "https://" not in text
+    assert not re.search(r"\b(nan|inf|None)\b", text[text.index("<main") : text.index("<footer")])
+    for link in page.links:
+        assert link[1:] in page.ids if link.startswith("#") else (real / link).is_file()
+    result = json.loads((real / "result.json").read_text())
+    assert f"{100 * result['global_accuracy']:.1f}%" in text and result["protocol"] in text
+
+
+def test_links_work_from_another_folder(real, tmp_path):
+    text = report(real, tmp_path / "deep" / "page.html")
+    links = [link for link in Page(text).links if not link.startswith("#")]
+    assert links and all((tmp_path / "deep" / link).is_file() for link in links)
+
+
+@pytest.mark.parametrize("done", [0, 3])
+def test_a_run_in_progress_is_reported_as_far_as_it_is(made, done):
+    run = made(clients=4, rounds=8, done=done)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "lo')
+    text = report(run)
+    assert f"not finished: round {done} of 8" in text and "when the run ends" in text
+    assert ("No round is finished yet" in text) == (done == 0)
+    assert "labels" in Page(text).figures
+
+
+def test_a_collapse_is_told_in_plain_words(made):
+    text = report(made(clients=2, rounds=2, rank=1.2))
+    words = Collapse(0.2, -2.0, 1.2, 64).warning()
+    assert words is not None and words in text and text.count('role="alert"') == 2  # on top, and in its own part
+
+
+def test_names_from_outside_are_escaped(made):
+    names = ["<script>alert(1)</script>", 'a"b&c', "c-3", "c-4"]
+    names[0] = names[0].replace("/", "")
+    text = report(made(clients=4, rounds=2, names=names))
+    assert "<script>alert" not in text and "&lt;script&gt;alert" in text and 'a"b' not in text.replace("&quot;", "'")
+    assert Page(text).open == []
+    assert el("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
+
+
+def test_data_without_labels(made):
+    run = made(clients=3, rounds=2)
+    data = json.loads((run / "data.json").read_text())
+    (run / "data.json").write_text(json.dumps({**data, "labels": None, "classes": 0}))
+    result = json.loads((run / "result.json").read_text())
+    for client in result["clients"].values():
+        client["local_accuracy"] = None
+    (run / "result.json").write_text(json.dumps({**result, "global_accuracy": None, "local_accuracy": None}))
+    text = report(run)
+    assert "have no labels" in text and "The labels are not known" in text and "gain" not in Page(text).figures
+
+
+def test_labels_of_an_older_run_are_read_from_its_images(real, tmp_path):
+    copy = tmp_path / "old"
+    shutil.copytree(real, copy)
+    noted = read_run(copy).labels
+    (copy / "data.json").unlink()
+    again = read_run(copy).labels
+    assert noted is not None and again is not None
+    assert again.train == noted.train and again.test == noted.test and again.class_names == noted.class_names
+
+
+def test_layer_errors_are_those_of_the_loaded_models(real):
+    run = read_run(real)
+    found = layer_errors(run)
+    assert isinstance(found, LayerErrors)
+    folder = sorted((real / "checkpoints").glob("round-?????"))[-1]
+    task = build_context(run.config).task
+    whole = read_payload((folder / "aggregated.fqssl").read_bytes(), 32, task)
+    for bits, errors in found.layers.items():
+        own = read_payload((real / "clients" / found.clients[bits] / "model.fqssl").read_bytes(), bits, task)
+        for e in errors:
+            w, q = (s[f"{e.layer}.weight"].double() for s in (whole, own))
+            assert e.handed_out == pytest.approx(float((q - w).norm() / w.norm()), rel=1e-5)
+    medians = [sorted(e.rounding for e in errors)[len(errors) // 2] for _, errors in sorted(found.layers.items())]
+    assert medians == sorted(medians, reverse=True)  # more bits, less error
+
+
+def test_a_failing_ledger_is_a_sentence(made, monkeypatch):
+    monkeypatch.setattr("fedqssl.report.costs._costs", lambda run: 1 / 0)
+    assert "There is no ledger for this run: ZeroDivisionError" in report(made(clients=2, rounds=1))
+
+
+def test_rank_correlation_by_hand():
+    assert rank_correlation([1, 2, 3], [10, 20, 15]) == pytest.approx(0.5)
+    assert rank_correlation([1, 1, 1], [1, 2, 3]) is None
+
+
+def test_a_folder_of_runs(made, tmp_path):
+    for name, words in {"a/s0": {}, "a/s1": {"seed": 1}, "b": {"algorithm": "fed_simclr", "done": 1}}.items():
+        shutil.copytree(made(clients=3, rounds=2, **words), tmp_path / name)
+    assert [p.relative_to(tmp_path).as_posix() for p in find_runs(tmp_path)] == ["a/s0", "a/s1", "b"]
+    main_text = report(tmp_path)
+    page = Page(main_text)
+    assert "3 runs" in main_text and "2 of 3 finished; 2 protocols" in main_text
+    assert {"run-0", "run-1", "run-2", "compare-global", "compare-knn"} <= set(page.ids)
+    assert all(link[1:] in page.ids if link.startswith("#") else (tmp_path / link).is_file() for link in page.links)
+
+
+def test_each_writes_a_page_per_run(made, tmp_path, capsys):
+    shutil.copytree(made(clients=2, rounds=1), tmp_path / "a")
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(tmp_path), "--each"])
+    assert stop.value.code == 0 and "full report" in (tmp_path / "report.html").read_text()
+    assert capsys.readouterr().out.count("wrote") == 2 and (tmp_path / "a" / "report.html").is_file()
+
+
+def test_bad_input_is_one_line(made, tmp_path, capsys):
+    assert "no run in" in fails([tmp_path], capsys)
+    assert "does not exist" in fails([tmp_path / "nowhere"], capsys)
+    (tmp_path / "file").write_text("")
+    assert "is a file" in fails([tmp_path / "file"], capsys)
+    run = made(clients=2, rounds=1)
+    assert "cannot be written" in fails([run, "--out", tmp_path / "file" / "report.html"], capsys)
+    assert "is a folder" in fails([run, "--out", tmp_path], capsys)
+    (run / "partition.json").write_text("{")
+    assert "partition.json cannot be read" in fails([run], capsys)
+    (run / "config.toml").write_text("rounds = 0")
+    assert "rounds" in fails([run], capsys)
+
+
+def test_a_hundred_rounds_of_a_hundred_clients_in_ten_seconds_and_five_megabytes(made):
+    run = made(clients=100, rounds=100, classes=100, model="resnet18", width=16)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "fedqssl.cli.main", "report", str(run)], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # CPU time, torch's import included: what it takes on a machine that has nothing else to do
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
+    assert (run / "report.html").stat().st_size < 5_000_000
