@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fedqssl.theory.figures import draw
+from fedqssl.theory.figures import FIGURES, draw
 from fedqssl.theory.lemma1 import lemma1
 from fedqssl.theory.report import markdown
 from fedqssl.theory.settings import Say, Settings, silent
@@ -65,6 +65,8 @@ def claim_folder(out: Path, overwrite: bool) -> Path:
 def write(out: Path, results: dict[str, Part], say: Say = silent) -> None:
     """``theory.json``, ``summary.md`` and, with matplotlib, the figures."""
     (out / "theory.json").write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+    for name in FIGURES:
+        (out / f"{name}.png").unlink(missing_ok=True)  # of results that these replace
     figures = draw(results, out)
     if not figures:
         say("no figures: matplotlib is missing; pip install 'fedqssl[plots]'")

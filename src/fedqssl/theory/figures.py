@@ -30,7 +30,7 @@ def draw(results: Mapping[str, Mapping[str, Any]], out: Path) -> list[str]:
     if pyplot is None:
         return []
     names = []
-    for part, make in _FIGURES.items():
+    for part, make in FIGURES.items():
         if part in results:
             figure = make(pyplot, results[part])
             figure.savefig(out / f"{part}.png", dpi=110)
@@ -209,6 +209,6 @@ def _representability(pyplot: Any, part: Mapping[str, Any]) -> Any:
     return figure
 
 
-_FIGURES = {"lemma1": _lemma1, "theorem1": _theorem1, "theorem2": _theorem2, "representability": _representability}
+FIGURES = {"lemma1": _lemma1, "theorem1": _theorem1, "theorem2": _theorem2, "representability": _representability}
 
-__all__ = ["draw"]
+__all__ = ["FIGURES", "draw"]
