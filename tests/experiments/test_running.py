@@ -148,9 +148,16 @@ def test_a_sweep_ends_in_a_table_and_can_be_extended(engine, tmp_path):
 
 
 def test_a_sweep_over_the_learning_rate_is_one_difference(engine, tmp_path):
-    result = runner.invoke(app, ["sweep", "smoke", "lr=0.1;0.3", "bits=4,8;32,32", "--out", str(tmp_path)])
+    result = runner.invoke(app, ["sweep", "smoke", "lr=0.1;0.3", "bits=4,8;8,8,8", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 5
+    lines = (tmp_path / "sweep.csv").read_text().splitlines()
+    assert lines[0].startswith("algorithm,bits,lr,clients,global") and len(lines) == 5
+
+
+def test_a_sweep_over_partitions_whose_settings_differ(engine, tmp_path):
+    result = runner.invoke(app, ["sweep", "smoke", "partition=iid;dirichlet;classes", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ Names = Annotated[list[What], typer.Argument(help="Tables and figures of the pap
 ScaleName = Annotated[
     Size,
     typer.Option(
-        help="smoke: seconds a run, embedded images; small: minutes a run, 10,000 images; paper: the paper's own."
+        help="smoke: seconds a run, embedded images; small: minutes a run (preset cifar10-small); paper: the paper's own."
     ),
 ]
 Data = Annotated[
@@ -71,7 +71,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells and how 
 
 def reproduce(
     names: Names,
-    scale: ScaleName,
+    scale: ScaleName = Size.small,
     data: Data = None,
     seeds: Seeds = 1,
     jobs: Jobs = None,

@@ -17,8 +17,8 @@ from fedqssl.experiments.collect import Measured
 from fedqssl.experiments.grid import Grid, accuracy, bits_text, to_csv
 from fedqssl.runs import RunResult
 
-FREE = ("algorithm", "bits", "clients")
-"""What comparisons are about; ``clients`` follows from bits only when those differ."""
+FREE = ("algorithm", "bits")
+"""What comparisons are about."""
 CONTENT = "images_sha256"
 
 
@@ -108,7 +108,7 @@ def check_comparable(runs: Sequence[Finished], across: Sequence[str]) -> None:
     allowed = {*FREE, *across}
     differing = {}
     for key in dict.fromkeys(key for settings in all_settings for key in settings):
-        values = list(dict.fromkeys(_text(s.get(key)) for s in all_settings))
+        values = list(dict.fromkeys(_text(s[key]) for s in all_settings if key in s))  # beta is dirichlet's alone
         if len(values) > 1 and key not in allowed:
             differing[key] = values
     if differing:

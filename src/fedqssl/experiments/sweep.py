@@ -18,7 +18,7 @@ from fedqssl.experiments.tables import write_texts
 from fedqssl.runs import Progress
 
 SEPARATOR = ";"
-NOT_COLUMNS = ("seed", "algorithm", "bits", "workers", "threads", "data_dir", "track", "evaluation.knn_every")
+NOT_COLUMNS = ("seed", "algorithm", "bits", "workers", "threads", "data_dir", "engine", "track", "evaluation.knn_every")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,13 @@ class Sweep:
 
     cells: tuple[Cell, ...]
     keys: tuple[str, ...]
+
+    def columns(self) -> list[str]:
+        """Settings that the table needs a column for; lists of bits of several lengths vary the number of clients, too."""
+        found = [key for key in self.keys if key not in NOT_COLUMNS]
+        return (
+            [*found, "clients"] if len({c.config.clients for c in self.cells}) > 1 and "clients" not in found else found
+        )
 
 
 def plan_sweep(source: str, words: Sequence[str]) -> Sweep:
@@ -93,7 +100,7 @@ def sweep(grid: Sweep, out: Path, jobs: int | None, progress: Progress) -> tuple
         done = [folder for cell in grid.cells if ((folder := cell.folder(out)) / "result.json").is_file()]
         if not done:
             return None, error
-        table = compare(done, [key for key in grid.keys if key not in NOT_COLUMNS])
+        table = compare(done, grid.columns())
         texts = {"md": table.text("markdown"), "csv": table.text("csv"), "tex": table.text("latex")}
         write_texts("sweep", texts, out)
     return table, error
