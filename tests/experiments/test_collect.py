@@ -134,4 +134,4 @@ def test_texts():
     assert r"\caption{50\% \& more}\label{t}" in latex and r"x|y & 1.00 $\pm$ 0.50 \\ \hline" in latex
     assert tex("a\\b{_}") == r"a\textbackslash{}b\{\_\}"
     assert to_csv([{"a": 1, "b": None}, {"a": "x,y", "c": 2.5}]) == 'a,b,c\n1,,\n"x,y",,2.5\n'
-    assert bits_text((4, 4, 6, 32)) == "2x4, 6, 32" and bits_text((32, 32)) == "32"
+    assert bits_text((4, 4, 6, 32)) == "2x4,6,32" and bits_text((32, 32)) == "32"

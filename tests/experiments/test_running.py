@@ -140,7 +140,7 @@ def test_a_sweep_ends_in_a_table_and_can_be_extended(engine, tmp_path):
     assert result.exit_code == 0, result.output
     assert engine.started == [f"beta={b}_seed={s}" for b in ("0.1", "0.5") for s in (0, 1)]
     lines = (tmp_path / "sweep.csv").read_text().splitlines()
-    assert lines[0].startswith("algorithm,bits,beta,global") and len(lines) == 3 and '"4, 6, 8, 12",0.1,' in lines[1]
+    assert lines[0].startswith("algorithm,bits,beta,global") and len(lines) == 3 and '"4,6,8,12",0.1,' in lines[1]
     words[3] = "beta=0.1;0.5;5"
     assert runner.invoke(app, words).exit_code == 0
     assert engine.started[4:] == ["beta=5_seed=0", "beta=5_seed=1"]

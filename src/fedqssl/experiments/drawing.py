@@ -57,7 +57,7 @@ def draw(figure: AblationFigure | CostFigure, points: Sequence[Mapping[str, Any]
         if isinstance(figure, CostFigure):
             _cost(canvas, axis, figure, points)
         else:
-            _ablation(axis, figure, points)
+            _ablation(canvas, axis, figure, points)
         axis.set_title(f"{figure.short} (scale {scale})", fontsize=10, loc="left")
         return [_save(canvas, out / f"{figure.name}.{ending}") for ending in ("png", "svg")]
 
@@ -71,7 +71,7 @@ def _save(canvas: Any, path: Path) -> Path:
     return path
 
 
-def _ablation(axis: Any, figure: AblationFigure, points: Sequence[Mapping[str, Any]]) -> None:
+def _ablation(canvas: Any, axis: Any, figure: AblationFigure, points: Sequence[Mapping[str, Any]]) -> None:
     """Global and local accuracy over the setting's values."""
     values = [p[figure.setting] for p in points]
     for name, look in LINES.items():
@@ -85,7 +85,7 @@ def _ablation(axis: Any, figure: AblationFigure, points: Sequence[Mapping[str, A
     axis.set_xticks([], minor=True)
     axis.set(xlabel=figure.axis, ylabel="accuracy, %")
     axis.grid(alpha=0.3)
-    axis.legend(loc="best", frameon=True)
+    canvas.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
 
 
 def _bars(points: Sequence[Mapping[str, Any]], name: str) -> list[float] | None:

@@ -123,7 +123,7 @@ def accuracy(mean: float | None, deviation: float | None = None) -> str:
 
 
 def bits_text(bits: Sequence[int]) -> str:
-    """``(4, 4, 6)`` -> ``2x4, 6``, in the clients' order; one bitwidth for all is that number."""
+    """``(4, 4, 6)`` -> ``2x4,6``, in the clients' order; one bitwidth for all is that number."""
     if len(set(bits)) == 1:
         return str(bits[0])
     runs: list[list[int]] = []
@@ -132,7 +132,7 @@ def bits_text(bits: Sequence[int]) -> str:
             runs[-1][0] += 1
         else:
             runs.append([1, b])
-    return ", ".join(f"{count}x{b}" if count > 1 else str(b) for count, b in runs)
+    return ",".join(f"{count}x{b}" if count > 1 else str(b) for count, b in runs)
 
 
 __all__ = ["Grid", "accuracy", "bits_text", "tex", "to_csv"]
