@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from fedqssl.device import DeviceModel
     from fedqssl.runs import RunResult
 
 
@@ -35,3 +36,13 @@ def run(
     from fedqssl.runs import start
 
     return start(load_config(source, settings), Path(out), overwrite=overwrite, say=say)
+
+
+def load(path: str | Path, *, trust: bool = False) -> DeviceModel:
+    """Load a device file that ``fedqssl export`` wrote: ``fedqssl.load("phone.fqssl").predict("photos/", top=3)``.
+
+    A backbone of your own (``package.module:Class``) is imported only with ``trust=True``.
+    """
+    from fedqssl.device import load as load_device
+
+    return load_device(path, trust=trust)

@@ -10,7 +10,22 @@ from typing import Annotated
 import typer
 
 from fedqssl import __version__
-from fedqssl.cli import bench, compare, config, doctor, listing, plan, report, reproduce, run, sweep, theory
+from fedqssl.cli import (
+    bench,
+    compare,
+    config,
+    doctor,
+    export,
+    listing,
+    plan,
+    predict,
+    probe,
+    report,
+    reproduce,
+    run,
+    sweep,
+    theory,
+)
 
 app = typer.Typer(
     name="fedqssl",
@@ -30,6 +45,9 @@ app.command("list")(listing.show)
 app.command("doctor")(doctor.doctor)
 app.command("theory")(theory.theory)
 app.command("report")(report.report)
+app.command("probe")(probe.probe)
+app.command("export")(export.export)
+app.command("predict")(predict.predict)
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,12 +3,73 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
+
+
+@dataclass(frozen=True, eq=False)
+class LowBitClassifier:
+    """An s-bit linear layer with the float that features are divided by first."""
+
+    model: fx.GraphModule
+    scale: float
+
+    @torch.no_grad()
+    def logits(self, features: Tensor) -> Tensor:
+        """Features (N, d) to logits (N, C)."""
+        out: Tensor = self.model(features / torch.tensor(self.scale))
+        return out
+
+
+def empty_classifier(dim: int, num_classes: int, precision: Precision) -> fx.GraphModule:
+    """The classifier's architecture; its weights are zero."""
+    linear = nn.Linear(dim, num_classes)
+    with torch.no_grad():
+        linear.weight.zero_()
+        linear.bias.zero_()
+    return to_lowbit(linear, precision, LowBitOptions(quantize_input=False))
+
+
+def fit_lowbit_classifier(
+    x: Tensor,
+    y: Tensor,
+    num_classes: int,
+    bits: int,
+    *,
+    seed: int = 0,
+    epochs: int = 40,
+    batch_size: int = 64,
+    lr: float = 0.5,
+) -> LowBitClassifier:
+    """Train a linear classifier with s-bit weights, inputs and (s+2)-bit gradients on cached features; deterministic.
+
+    Features are divided by one number, their largest size in the training set (a float scale, like those of the layers).
+    """
+    scale = x.abs().max().clamp(min=1e-12)
+    generator = torch.Generator().manual_seed(seed)
+    linear = nn.Linear(x.shape[1], num_classes)
+    with torch.no_grad():
+        bound = 1 / math.sqrt(x.shape[1])
+        linear.weight.uniform_(-bound, bound, generator=generator)
+        linear.bias.zero_()
+    model = to_lowbit(linear, Precision.for_bits(bits), LowBitOptions(quantize_input=False))
+    opt = LowBitSGD(model, lr, seed=seed)
+    x = x / scale
+    steps = max(len(x) // batch_size, 1)
+    for epoch in range(epochs):
+        order = torch.randperm(len(x), generator=generator)
+        for i in range(steps):
+            opt.param_groups[0]["lr"] = 0.5 * lr * (1 + math.cos(math.pi * (epoch * steps + i) / (epochs * steps)))
+            index = order[i * batch_size : (i + 1) * batch_size]
+            torch.autograd.backward(F.cross_entropy(model(x[index]), y[index]))
+            opt.step()
+    model.eval()
+    return LowBitClassifier(model, float(scale))
 
 
 def lowbit_probe(
@@ -24,28 +85,11 @@ def lowbit_probe(
     batch_size: int = 64,
     lr: float = 0.5,
 ) -> float:
-    """Accuracy of a linear classifier with s-bit weights, inputs and (s+2)-bit gradients, trained on cached features.
+    """Test accuracy of :func:`fit_lowbit_classifier`."""
+    classifier = fit_lowbit_classifier(
+        train_x, train_y, num_classes, bits, seed=seed, epochs=epochs, batch_size=batch_size, lr=lr
+    )
+    return float((classifier.logits(test_x).argmax(1) == test_y).float().mean())
 
-    Features are divided by one number, their largest size in the training set (a float scale, like those of the layers).
-    """
-    scale = train_x.abs().max().clamp(min=1e-12)
-    generator = torch.Generator().manual_seed(seed)
-    linear = nn.Linear(train_x.shape[1], num_classes)
-    with torch.no_grad():
-        bound = 1 / math.sqrt(train_x.shape[1])
-        linear.weight.uniform_(-bound, bound, generator=generator)
-        linear.bias.zero_()
-    model = to_lowbit(linear, Precision.for_bits(bits), LowBitOptions(quantize_input=False))
-    opt = LowBitSGD(model, lr, seed=seed)
-    x = train_x / scale
-    steps = max(len(x) // batch_size, 1)
-    for epoch in range(epochs):
-        order = torch.randperm(len(x), generator=generator)
-        for i in range(steps):
-            opt.param_groups[0]["lr"] = 0.5 * lr * (1 + math.cos(math.pi * (epoch * steps + i) / (epochs * steps)))
-            index = order[i * batch_size : (i + 1) * batch_size]
-            torch.autograd.backward(F.cross_entropy(model(x[index]), train_y[index]))
-            opt.step()
-    model.eval()
-    with torch.no_grad():
-        return float((model(test_x / scale).argmax(1) == test_y).float().mean())
+
+__all__ = ["LowBitClassifier", "empty_classifier", "fit_lowbit_classifier", "lowbit_probe"]

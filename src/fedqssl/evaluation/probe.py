@@ -91,6 +91,34 @@ def fit_classifier(
 
 
 @torch.no_grad()
+def knn_probabilities(
+    train_x: Tensor,
+    train_y: Tensor,
+    test_x: Tensor,
+    num_classes: int,
+    k: int = 20,
+    temperature: float = 0.1,
+    chunk: int = 1000,
+) -> Tensor:
+    """Shares (M, C) of a weighted vote of the k nearest training features by cosine similarity.
+
+    ``p_c ~ sum_{j in kNN(x), y_j = c} exp(cos(x, x_j) / tau)`` (Wu et al., 2018), in chunks of queries.
+    """
+    _check(train_x, train_y, "train")
+    if k < 1 or not temperature > 0:
+        raise ValueError(f"k must be at least 1 and temperature positive, not {k} and {temperature}")
+    bank = F.normalize(train_x.float(), dim=1)
+    queries = F.normalize(test_x.float(), dim=1)
+    found = []
+    for query in torch.split(queries, chunk):
+        similarity, index = (query @ bank.T).topk(min(k, len(bank)), dim=1, sorted=False)  # (m, k)
+        votes = torch.zeros(len(query), num_classes, device=query.device)
+        votes.scatter_add_(1, train_y[index], ((similarity - 1) / temperature).exp_())
+        found.append(votes)
+    return F.normalize(torch.cat(found), p=1.0, dim=1)
+
+
+@torch.no_grad()
 def knn_accuracy(
     train_x: Tensor,
     train_y: Tensor,
@@ -100,25 +128,11 @@ def knn_accuracy(
     temperature: float = 0.1,
     chunk: int = 1000,
 ) -> float:
-    """Accuracy of a weighted vote of the k nearest training features by cosine similarity.
-
-    ``argmax_c sum_{j in kNN(x), y_j = c} exp(cos(x, x_j) / tau)`` (Wu et al., 2018), in chunks of queries.
-    """
+    """Accuracy of the largest share of :func:`knn_probabilities`."""
     _check(train_x, train_y, "train")
     _check(test_x, test_y, "test")
-    if k < 1 or not temperature > 0:
-        raise ValueError(f"k must be at least 1 and temperature positive, not {k} and {temperature}")
-    bank = F.normalize(train_x.float(), dim=1)
-    queries = F.normalize(test_x.float(), dim=1)
-    num_classes = int(train_y.max()) + 1
-    correct = 0
-    for start in range(0, len(queries), chunk):
-        query, label = queries[start : start + chunk], test_y[start : start + chunk]
-        similarity, index = (query @ bank.T).topk(min(k, len(bank)), dim=1, sorted=False)  # (m, k)
-        votes = torch.zeros(len(query), num_classes, device=query.device)
-        votes.scatter_add_(1, train_y[index], ((similarity - 1) / temperature).exp_())
-        correct += int((votes.argmax(1) == label).sum())
-    return correct / len(queries)
+    shares = knn_probabilities(train_x, train_y, test_x, int(train_y.max()) + 1, k, temperature, chunk)
+    return int((shares.argmax(1) == test_y).sum()) / len(test_y)
 
 
 @torch.no_grad()
@@ -134,4 +148,4 @@ def _check(x: Tensor, y: Tensor, name: str) -> None:
         raise ValueError(f"{name} features hold NaN or infinity; the model diverged, lower its learning rate")
 
 
-__all__ = ["ProbeResult", "fit_classifier", "knn_accuracy", "linear_probe"]
+__all__ = ["ProbeResult", "fit_classifier", "knn_accuracy", "knn_probabilities", "linear_probe"]

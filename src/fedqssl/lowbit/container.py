@@ -56,8 +56,8 @@ def _describe(model: nn.Module) -> dict[str, str]:
     }
 
 
-def to_bytes(model: nn.Module) -> bytes:
-    """Pack a model from ``to_lowbit``; the same model always gives the same bytes."""
+def to_bytes(model: nn.Module, exact: bool = False) -> bytes:
+    """Pack a model from ``to_lowbit``; the same model always gives the same bytes. ``exact``: no float16."""
     tensors: dict[str, Tensor] = {}
     for entry in state_of(model).values():
         if entry.role == "quantized" and entry.weight is not None:
@@ -67,7 +67,7 @@ def to_bytes(model: nn.Module) -> bytes:
             tensors[entry.name] = entry.parameters_x().contiguous()
         elif entry.role == "averaged":
             x = entry.parameters_x().to(torch.float32).contiguous()
-            tensors[entry.name] = x.to(torch.float16) if _float16_fits(x) else x
+            tensors[entry.name] = x.to(torch.float16) if _float16_fits(x) and not exact else x
     # One metadata entry: safetensors writes several in no fixed order, and equal models must give equal bytes.
     metadata = {"fedqssl": json.dumps(_describe(model), sort_keys=True)}
     return frame(safetensors.torch.save(tensors, metadata=metadata))

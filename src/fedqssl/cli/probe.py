@@ -1,0 +1,81 @@
+"""``fedqssl probe``: a classifier for a client, on its frozen low-bit model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedqssl.device.probing import Probe
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+Client = Annotated[str | None, typer.Option(help="Whose model; fedqssl report shows the names.")]
+Everyone = Annotated[bool, typer.Option("--all", help="Every client in one go.")]
+Data = Annotated[str | None, typer.Option(help="Other labeled data, like folder:PATH; by default the client's own.")]
+Labels = Annotated[str, typer.Option(help="Share of the training labels used: all, 10%, 1%.")]
+Kind = Annotated[str, typer.Option("--method", help="linear: a classifier in the client's bits; knn: no training.")]
+
+
+def probe(
+    source: Run,
+    client: Client = None,
+    everyone: Everyone = False,
+    data: Data = None,
+    labels: Labels = "all",
+    method: Kind = "linear",
+) -> None:
+    """Train and test a client's low-bit classifier on its frozen low-bit extractor.
+
+    For example: fedqssl probe runs/demo --client client-03, or fedqssl probe runs/demo --all --data folder:photos --labels 10%
+    """
+    if everyone == (client is not None):
+        raise ValueError("name one client with --client NAME, or take every one with --all")
+    import torch
+
+    from fedqssl.device.finished import FinishedRun
+    from fedqssl.device.probing import ProbeSettings, probe_client
+
+    settings = ProbeSettings(data, labels, method)  # type: ignore[arg-type]
+    run = FinishedRun.open(source)
+    torch.set_num_threads(run.config.threads)  # as in the run, so that the codes are the same
+    console, began, found = Console(), time.monotonic(), []
+    for name in [run.client(client)] if client is not None else list(run.result.clients):
+        found.append(probe_client(run, name, settings))
+        written = found[-1].write(source / "clients" / name)
+        if everyone:
+            print_line(console, found[-1])
+    if everyone:
+        mean = sum(p.outcome.accuracy for p in found) / len(found)
+        took = f"{len(found)} clients in {time.monotonic() - began:.1f} s"
+        console.print(f"mean accuracy {100 * mean:.1f}%; {took}; details in {source}/clients/*/", highlight=False)
+        return
+    console.print(_table(found[0]))
+    for path in written:
+        typer.echo(f"wrote {path}")
+
+
+def print_line(console: Console, found: Probe) -> None:
+    """One client's line, as it is done."""
+    share, error = 100 * found.outcome.accuracy, found.outcome.calibration_error
+    line = f"{found.client}  {found.bits:2d} bits  accuracy {share:5.1f}%  calibration error {error:.3f}"
+    console.print(f"{line}  ({found.train_images} labels, {found.outcome.images} test images)", highlight=False)
+
+
+def _table(found: Probe) -> Table:
+    judged = found.outcome
+    title = f"{found.client}, {found.bits} bits: {100 * judged.accuracy:.1f}% of {judged.images} test images"
+    table = Table("class", "labels", "test images", "accuracy", title=title)
+    table.caption = (
+        f"calibration error {judged.calibration_error:.3f}; {found.train_images} labels, {found.settings.method}"
+    )
+    tests = judged.confusion.sum(1).tolist()
+    for name, labels, count, share in zip(
+        found.class_names, found.train_counts, tests, judged.per_class(), strict=True
+    ):
+        table.add_row(name, str(labels), str(count), "" if share is None else f"{100 * share:.1f}%")
+    return table

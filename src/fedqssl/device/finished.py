@@ -1,0 +1,158 @@
+"""A finished run as the source of device models: its data, its clients' models, and their features, cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, fx
+
+from fedqssl.config import RunConfig, load_config
+from fedqssl.config.keys import nearest
+from fedqssl.data.images import ImageSet
+from fedqssl.data.registry import load_dataset
+from fedqssl.device.model import extractor_of
+from fedqssl.device.pictures import with_channels
+from fedqssl.engines.context import Context, build_context, class_count
+from fedqssl.evaluation import extract_features
+from fedqssl.lowbit import load_bytes
+from fedqssl.runs import RunFolder, RunResult
+from fedqssl.runs.folder import RunError, write_atomically
+
+
+@dataclass(frozen=True, eq=False)
+class Labeled:
+    """Images to fit a classifier on and to test it on, with the names of their classes."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    class_names: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class FinishedRun:
+    """The folder of a finished run, opened; :meth:`open` checks it."""
+
+    folder: RunFolder
+    config: RunConfig
+    result: RunResult
+    _others: dict[str, Labeled] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> FinishedRun:
+        """Open a run.
+
+        Raises:
+            RunError: it is no run, or not finished; says what to do.
+        """
+        folder = RunFolder.open(path)
+        if not (path / "result.json").is_file():
+            raise RunError(f"{path} is not finished; go on with it first: fedqssl run --resume {path}")
+        return cls(folder, load_config(path / "config.toml"), RunResult.read(path))
+
+    @cached_property
+    def context(self) -> Context:
+        """The run's data and partition, built anew and compared with what the run noted."""
+        context = build_context(self.config)
+        if self.folder.read_json("partition.json") != json.loads(json.dumps(context.partition.to_json())):
+            raise RunError(f"the data behind {self.folder.path} have changed: put back what was there, or use --data")
+        return context
+
+    def client(self, name: str) -> str:
+        """The name, if the run has such a client."""
+        names = list(self.result.clients)
+        if name not in names:
+            raise RunError(
+                f"{self.folder.path} has no client {name!r}{nearest(name, names)} (clients: {names[0]} to {names[-1]})"
+            )
+        return name
+
+    def payload(self, name: str) -> bytes:
+        """A client's own model, as it lies in the run."""
+        path = self.folder.path / "clients" / self.client(name) / "model.fqssl"
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise RunError(
+                f"{path} cannot be read ({error.strerror}); delete result.json and resume the run"
+            ) from error
+
+    def extractor(self, name: str) -> fx.GraphModule:
+        """A client's frozen extractor in its own bits (of a supervised run: the whole model)."""
+        task = self.context.task
+        model = task.converted(self.result.clients[self.client(name)].bits)
+        load_bytes(model, self.payload(name))
+        return extractor_of(model.eval(), task.supervised)
+
+    def own(self, name: str) -> Labeled:
+        """The client's own split of the run's data."""
+        train, split = self.context.train, self.context.partition.clients[self.client(name)]
+        if train.labels is None:
+            raise RunError(f"{self.config.data} has no labels; pass --data folder:PATH with a sub-folder per class")
+        names = train.class_names or tuple(map(str, range(self.context.task.classes)))
+        held = split.train, split.test
+        (x, y), (u, v) = ((train.images[i], train.labels[i]) for i in held)
+        return Labeled(x, y, u, v, names)
+
+    def other(self, data: str) -> Labeled:
+        """Other data, brought to the size and channels of the run's."""
+        if data not in self._others:
+            channels, size = self.context.train.images.shape[1:3]
+            splits = [load_dataset(data, s, self.config.data_dir, size=size) for s in ("train", "test")]
+            self._others[data] = _labeled(splits, data, channels)
+        return self._others[data]
+
+    def features(self, name: str, images: Sequence[Tensor]) -> list[Tensor]:
+        """Features of each of these image tensors, from ``RUN/cache`` if the same were asked for before."""
+        key = hashlib.sha256(self.payload(name))
+        for part in images:
+            key.update(str(tuple(part.shape)).encode() + part.contiguous().numpy().tobytes())
+        path = self.folder.path / "cache" / f"features-{key.hexdigest()[:24]}.safetensors"
+        names = [f"part-{i}" for i in range(len(images))]
+        if path.is_file():
+            try:
+                kept = safetensors.torch.load(path.read_bytes())
+                return [kept[n] for n in names]
+            except (SafetensorError, ValueError, KeyError, OSError):
+                pass  # damaged: made anew
+        extractor = self.extractor(name)
+        found = [extract_features(extractor, part) for part in images]
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, safetensors.torch.save(dict(zip(names, found, strict=True))))
+        except OSError:
+            pass  # a folder that cannot be written to costs time only
+        return found
+
+
+def _labeled(splits: Sequence[ImageSet], data: str, channels: int) -> Labeled:
+    train, test = splits
+    if train.labels is None or test.labels is None:
+        raise RunError(f"{data} has no labels; sort its images into one sub-folder per class")
+    names = train.class_names or tuple(map(str, range(class_count(train, test))))
+    images = [with_channels(s.images, channels) for s in splits]
+    return Labeled(images[0], train.labels, images[1], test.labels, names)
+
+
+def few(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Positions of a share of the labels, at least one of each class, in order."""
+    if share >= 1:
+        return torch.arange(len(labels))
+    kept = []
+    for label in torch.unique(labels):
+        members = (labels == label).nonzero().flatten()
+        count = max(1, round(share * len(members)))
+        kept.append(members[torch.randperm(len(members), generator=generator)[:count]])
+    return torch.cat(kept).sort().values
+
+
+__all__ = ["FinishedRun", "Labeled", "few"]

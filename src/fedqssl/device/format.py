@@ -1,0 +1,139 @@
+"""The device file: one model, its classifier and all that is needed to use them, versioned and checksummed.
+
+Layout: ``b"FQDEV\\0"``, version (uint16), length of the rest (uint64), its SHA-256 (32 bytes), all little-endian; then the
+length of the manifest (uint32), the manifest (JSON), the extractor's container and the classifier's
+(``fedqssl.lowbit.container``: packed codes, scales, batch norm). A codebook is named, not stored: bits, scale, compander
+and reading of the weights determine it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedqssl.lowbit.container import MAGIC as CONTAINER_MAGIC
+
+MAGIC = b"FQDEV\0"
+VERSION = 1
+MAX_BYTES = 1 << 30
+MAX_MANIFEST = 1 << 22
+_HEAD = struct.Struct("<6sHQ32s")
+_LENGTH = struct.Struct("<I")
+
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class DeviceFileError(ValueError):
+    """These bytes are not a device file that can be used; the message says why."""
+
+
+class Manifest(BaseModel):
+    """What a device file says of itself.
+
+    Args:
+        model: backbone by name, or ``package.module:Class``.
+        width: channels of its first stage.
+        channels: of an image, 1 or 3.
+        size: height and width that images are brought to (centre square, bilinear).
+        normalisation: pixels enter as ``value / 255``; the batch norms do the rest.
+        objective: that it was trained with; names the heads, which the file leaves out (``supervised``: its classifier stays).
+        bits: of weights and activations.
+        scale: features are divided by it before the classifier.
+        feature_dim: length of a feature vector.
+        class_names: by label.
+        protocol: of the run that made it.
+        client: whose it is.
+        card: what the model card is written from.
+        extractor_bytes: length of the first container.
+        classifier_bytes: length of the second; 0 if the model ends in its classifier.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: Text
+    width: Count
+    channels: Literal[1, 3]
+    size: Annotated[int, Field(ge=1, le=4096)]
+    normalisation: Literal["value / 255"] = "value / 255"
+    objective: Text
+    bits: Annotated[int, Field(ge=1, le=32)]
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    feature_dim: Count
+    class_names: list[Text]
+    protocol: Text
+    client: Text
+    card: dict[str, Any]
+    extractor_bytes: Count
+    classifier_bytes: Annotated[int, Field(ge=0, le=1 << 31)]
+
+    @model_validator(mode="after")
+    def _some_classes(self) -> Manifest:
+        if not self.class_names:
+            raise ValueError("class_names is empty")
+        return self
+
+
+def encode(manifest: Manifest, extractor: bytes, classifier: bytes) -> bytes:
+    """The bytes of a device file; equal parts give equal bytes."""
+    text = json.dumps(manifest.model_dump(), sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+    rest = _LENGTH.pack(len(text)) + text + extractor + classifier
+    return _HEAD.pack(MAGIC, VERSION, len(rest), hashlib.sha256(rest).digest()) + rest
+
+
+def _checked(data: bytes) -> bytes:
+    """What follows the head, if length, version and checksum are right."""
+    if len(data) > MAX_BYTES:
+        raise DeviceFileError(f"{len(data):,} bytes are more than the {MAX_BYTES:,} allowed")
+    if data[:6] == CONTAINER_MAGIC:
+        raise DeviceFileError("a run's model without a classifier; make a device file of it with fedqssl export")
+    if len(data) < _HEAD.size or data[:6] != MAGIC:
+        raise DeviceFileError("not a device file; make one with fedqssl export RUN --client NAME")
+    _, version, length, digest = _HEAD.unpack_from(data)
+    if version > VERSION:
+        raise DeviceFileError(
+            f"format version {version} is newer than {VERSION}, the newest known here; update fedqssl"
+        )
+    if version != VERSION:
+        raise DeviceFileError(f"format version {version}, but this is version {VERSION}; export the model again")
+    rest = data[_HEAD.size :]
+    if length != len(rest):
+        raise DeviceFileError(f"truncated or padded: {len(rest)} bytes follow the header, not {length}; copy it again")
+    if hashlib.sha256(rest).digest() != digest:
+        raise DeviceFileError("checksum mismatch: the bytes were changed; copy it again")
+    return rest
+
+
+def decode(data: bytes) -> tuple[Manifest, bytes, bytes]:
+    """Manifest, extractor and classifier of a device file.
+
+    Raises:
+        DeviceFileError: one line that says why these bytes cannot be used.
+    """
+    rest = _checked(data)
+    if len(rest) < _LENGTH.size:
+        raise DeviceFileError("the manifest is missing; export the model again")
+    (size,) = _LENGTH.unpack_from(rest)
+    start = _LENGTH.size + size
+    if size > MAX_MANIFEST or start > len(rest):
+        raise DeviceFileError(f"a manifest of {size} bytes cannot be; export the model again")
+    try:
+        manifest = Manifest.model_validate(json.loads(rest[_LENGTH.size : start]))
+    except ValidationError as error:
+        found = error.errors()[0]
+        where = ".".join(map(str, found["loc"])) or "the manifest"
+        raise DeviceFileError(f"{where} in the manifest is not valid: {found['msg']}") from error
+    except (ValueError, RecursionError) as error:
+        raise DeviceFileError("the manifest cannot be read; export the model again") from error
+    parts = manifest.extractor_bytes + manifest.classifier_bytes
+    if start + parts != len(rest):
+        raise DeviceFileError(f"the manifest announces {parts} bytes of models, but {len(rest) - start} follow it")
+    middle = start + manifest.extractor_bytes
+    return manifest, rest[start:middle], rest[middle:]
+
+
+__all__ = ["DeviceFileError", "Manifest", "decode", "encode"]

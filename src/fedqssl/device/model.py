@@ -1,0 +1,202 @@
+"""A device file as a model: load, logits, predictions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fedqssl.device.format import MAX_BYTES, DeviceFileError, Manifest, decode, encode
+from fedqssl.device.pictures import batches, find_pictures
+from fedqssl.evaluation.features import extract_features
+from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
+from fedqssl.lowbit import LowBitOptions, Precision, load_bytes, to_bytes, to_lowbit
+from fedqssl.lowbit.container import ContainerError, read_header
+from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
+from fedqssl.models.registry import MODELS, build_model
+from fedqssl.ssl.objectives import get_objective
+
+SUPERVISED = "supervised"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one image: the likeliest class, and the ``top`` classes with their probabilities."""
+
+    name: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceModel:
+    """A personal low-bit model with its classifier, ready to use; :func:`load` makes one."""
+
+    manifest: Manifest
+    extractor: fx.GraphModule
+    classifier: LowBitClassifier | None
+
+    def logits(self, images: Tensor, batch_size: int = 500) -> Tensor:
+        """Logits (N, classes) of uint8 images (N, C, H, W) of the model's own size."""
+        found = extract_features(self.extractor, images, batch_size)
+        return found if self.classifier is None else self.classifier.logits(found)
+
+    def probabilities(self, images: Tensor, batch_size: int = 500) -> Tensor:
+        """``softmax(logits)``."""
+        return self.logits(images, batch_size).softmax(1)
+
+    def predict(self, images: Any, top: int = 1, batch_size: int = 64) -> list[Prediction]:
+        """Classify pictures of any size.
+
+        Args:
+            images: one picture or several; each a path, encoded bytes, a pillow image, a uint8 array (H, W[, C]) or a uint8
+                tensor (C, H, W). The path of a folder stands for all pictures below it.
+            top: how many classes to name.
+            batch_size: pictures in memory at a time.
+
+        Raises:
+            DataError: a picture cannot be read; the message names it.
+        """
+        if top < 1 or batch_size < 1:
+            raise ValueError(f"top and batch_size must be at least 1, not {top} and {batch_size}")
+        found: list[Prediction] = []
+        for batch in batches(_several(images), self.manifest.size, self.manifest.channels, batch_size):
+            found += self.answers(self.probabilities(batch), top)
+        return found
+
+    def answers(self, probabilities: Tensor, top: int) -> list[Prediction]:
+        """Name the largest probabilities of each row."""
+        values, places = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
+        names = self.manifest.class_names
+        rows = zip(values.tolist(), places.tolist(), strict=True)
+        found = [tuple((names[k], p) for p, k in zip(row, at, strict=True)) for row, at in rows]
+        return [Prediction(best[0][0], best[0][1], best) for best in found]
+
+    def to_bytes(self) -> bytes:
+        """The device file; the same model gives the same bytes."""
+        return pack_device(self.manifest.model_dump(), self.extractor, self.classifier)
+
+    def card(self) -> str:
+        """The model card, as Markdown."""
+        from fedqssl.device.card import markdown
+
+        try:
+            return markdown(self.manifest, len(self.to_bytes()))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DeviceFileError(f"the model card of this file cannot be written: {error!r} is not there") from error
+
+
+def _several(images: Any) -> Iterable[Any]:
+    if isinstance(images, (str, Path)):
+        return find_pictures([Path(images)])
+    single = isinstance(images, (bytes, bytearray)) or hasattr(images, "convert")
+    if single or (hasattr(images, "ndim") and images.ndim < 4):
+        return [images]
+    return images  # type: ignore[no-any-return]
+
+
+def extractor_of(model: fx.GraphModule, supervised: bool) -> fx.GraphModule:
+    """The part of a run's model that a device needs; packable. Supervised models are needed whole."""
+    if supervised:
+        return model
+    found = feature_extractor(model)
+    assert isinstance(found, fx.GraphModule)
+    found.meta["fedqssl"] = model.meta["fedqssl"]
+    return found
+
+
+def pack_device(values: dict[str, Any], extractor: fx.GraphModule, classifier: LowBitClassifier | None) -> bytes:
+    """A device file from a manifest's values (lengths are filled in) and its models."""
+    body, head = to_bytes(extractor), b"" if classifier is None else to_bytes(classifier.model, exact=True)
+    scale = 1.0 if classifier is None else classifier.scale
+    lengths = {"extractor_bytes": len(body), "classifier_bytes": len(head), "scale": scale}
+    return encode(Manifest.model_validate({**values, **lengths}), body, head)
+
+
+def _check_size(manifest: Manifest) -> None:
+    """Refuse a manifest whose network is far larger than its container, before the network is made."""
+    with torch.device("meta"):
+        counted = build_model(manifest.model, manifest.width, manifest.channels)
+    bits = sum(p.numel() for p in counted.parameters()) * manifest.bits
+    if bits // 8 > 2 * manifest.extractor_bytes + 4096:
+        raise DeviceFileError("the manifest's width does not fit the weights that follow; export the model again")
+
+
+def architecture(manifest: Manifest, trust: bool = False) -> nn.Module:
+    """The float network that a device file was converted from; its weights do not matter."""
+    own = manifest.model not in MODELS
+    if own and not trust:
+        raise DeviceFileError(
+            f"this model's backbone is {manifest.model!r}, code that loading would import and run; if you trust the file, "
+            "load it with trust=True (on the command line --trust)"
+        )
+    if not own:
+        _check_size(manifest)
+    encoder = build_model(manifest.model, manifest.width, manifest.channels)
+    dim = int(encoder.feature_dim)  # type: ignore[arg-type]
+    if dim != manifest.feature_dim:
+        raise DeviceFileError(
+            f"the backbone {manifest.model!r} gives {dim} features here, {manifest.feature_dim} in the file"
+        )
+    supervised = manifest.objective == SUPERVISED
+    heads = nn.Linear(dim, len(manifest.class_names)) if supervised else get_objective(manifest.objective).heads(dim)
+    return SelfSupervisedNetwork(encoder, heads)
+
+
+def _filled(manifest: Manifest, body: bytes, head: bytes, trust: bool) -> DeviceModel:
+    options = LowBitOptions(**_options(body))
+    supervised = manifest.objective == SUPERVISED
+    model = to_lowbit(architecture(manifest, trust), Precision.for_bits(manifest.bits), options)
+    extractor = extractor_of(model, supervised)
+    load_bytes(extractor, body)
+    extractor.eval()
+    if supervised:
+        return DeviceModel(manifest, extractor, None)
+    empty = empty_classifier(manifest.feature_dim, len(manifest.class_names), Precision.for_bits(manifest.bits))
+    load_bytes(empty, head)
+    empty.eval()
+    return DeviceModel(manifest, extractor, LowBitClassifier(empty, manifest.scale))
+
+
+def _options(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(read_header(body)["options"])
+        return dict(found)
+    except (KeyError, ValueError, TypeError) as error:
+        raise ContainerError(f"the model's description is not valid: {error}") from error
+
+
+def from_bytes(data: bytes, trust: bool = False) -> DeviceModel:
+    """The model in a device file's bytes; see :func:`load`."""
+    manifest, body, head = decode(data)
+    with torch.random.fork_rng():
+        return _filled(manifest, body, head, trust)
+
+
+def load(path: str | Path, *, trust: bool = False) -> DeviceModel:
+    """Load a device file.
+
+    Args:
+        path: what ``fedqssl export`` wrote.
+        trust: allow a backbone of the user's own, named ``package.module:Class`` in the file, to be imported.
+
+    Raises:
+        DeviceFileError: one line that names the file and says why it cannot be used.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise DeviceFileError("no such file; make one with fedqssl export RUN --client NAME --out FILE")
+        if path.stat().st_size > MAX_BYTES:
+            raise DeviceFileError(f"{path.stat().st_size:,} bytes are more than the {MAX_BYTES:,} allowed")
+        return from_bytes(path.read_bytes(), trust)
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+        raise DeviceFileError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+__all__ = ["DeviceModel", "Prediction", "extractor_of", "from_bytes", "load", "pack_device"]
