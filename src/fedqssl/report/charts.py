@@ -34,10 +34,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line with words: a threshold or a reference."""
+    """A horizontal line with words at it, or above the plot if there is a thicket of lines."""
 
     value: float
     words: str
+    above: bool = False
 
 
 def _strokes(series: Series, x: Scale, y: Scale, form: Format, unit: str) -> list[Markup]:
@@ -90,9 +91,10 @@ def line_chart(
         parts += _strokes(s, x, y, form, unit)
     for level in levels:
         at = y(level.value)
+        place = TOP - 4 if level.above else at - 4 if at > TOP + 10 else at + 12
         parts += [
             line(LEFT, at, WIDTH - RIGHT, at, "level"),
-            text(WIDTH - RIGHT, at - 4 if at > TOP + 10 else at + 12, level.words, at="end", kind="said"),
+            text(WIDTH - RIGHT, place, level.words, at="end", kind="said"),
         ]
     for s in (s for s in series if s.strong):
         parts += _strokes(s, x, y, form, unit)
@@ -160,12 +162,13 @@ def rows_chart(
     *,
     log: bool = False,
     bounds: tuple[float, float] | None = None,
+    tall: float = 420,
 ) -> Markup:
-    """Rows of points; more than 40 rows lose their names, which are told when pointed at."""
-    named = len(rows) <= 40
-    room = min(22, max((len(r.name) for r in rows), default=0)) if named else 0
-    left = 14 + 6.0 * room if named else 14.0
-    step = 18.0 if named else max(5.0, 420 / max(len(rows), 1))
+    """Rows of points; long names stand above their row, and more than 40 rows lose them (they are told when pointed at)."""
+    named, longest = len(rows) <= 40, max((len(r.name) for r in rows), default=0)
+    above = named and longest > 22
+    left = 14 + 6.0 * longest if named and not above else 14.0
+    step = 32.0 if above else 18.0 if named else max(2.0, tall / len(rows))
     height = TOP + step * len(rows) + BOTTOM
     values = [p.x for r in rows for p in r.points]
     low, high = bounds or (log_limits(values) if log else limits(values))
@@ -174,13 +177,15 @@ def rows_chart(
     parts: list[Markup] = [line(x(t), TOP, x(t), bottom, "rule") for t in x.ticks(5)]
     parts += x_axis(x, bottom, form, x_label)
     for i, row in enumerate(rows):
-        y = TOP + step * (i + 0.5)
-        if named:
-            parts.append(text(left - 8, y + 3.5, _shortened(row.name, 22), at="end"))
+        y = TOP + step * (i + (0.75 if above else 0.5))
+        if above:
+            parts.append(text(left, y - 10, _shortened(row.name, 54)))
+        elif named:
+            parts.append(text(left - 8, y + 3.5, row.name, at="end"))
         if row.joined and len(row.points) > 1:
             ends = [p.x for p in row.points]
             parts.append(line(x(ends[0]), y, x(ends[-1]), y, f"stem {row.points[-1].kind}"))
-        size = 4.2 if named else min(3.2, step * 0.55)
+        size = 4.2 if named else max(1.6, min(3.2, step * 0.55))
         parts += [mark(x(p.x), y, p.shape, p.kind, p.tip, size, p.hollow) for p in row.points if math.isfinite(p.x)]
     return drawing(height, label, *parts)
 

@@ -92,9 +92,9 @@ def section(name: str, title: str, *children: Child, lead: Child = None) -> Mark
     return el("section", el("h2", title), words, *children, id=name)
 
 
-def grid(*cards: Child) -> Markup:
-    """Cards side by side, as many as fit."""
-    return el("div", *cards, class_="grid")
+def grid(*cards: Child, loose: bool = False) -> Markup:
+    """Cards side by side, as many as fit; ``loose`` ones keep their own heights."""
+    return el("div", *cards, class_="grid loose" if loose else "grid")
 
 
 __all__ = ["Child", "Markup", "el", "figure", "grid", "join", "raw", "section", "table"]

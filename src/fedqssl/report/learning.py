@@ -170,7 +170,9 @@ def weights(run: RunData, look: Look) -> Markup:
         far = max(run.clients, key=lambda c: c.weight or 0)
         lead += f"In the last round {far.name} ({bits_words(far.bits)}) counted most: {plain(far.weight, 4)}."
     label = f"Aggregation weights of {len(lines)} clients over rounds"
-    chart = line_chart(label, [*lines, *_medians(run, look, "weights")], tick, levels=[Level(share, "equal share")])
+    chart = line_chart(
+        label, [*lines, *_medians(run, look, "weights")], tick, levels=[Level(share, "dashed: equal share", above=True)]
+    )
     by_bits = _weights_by_bits(run, look)
     card = figure(
         "weights-figure",

@@ -129,7 +129,7 @@ def layers(found: LayerErrors | str, look: Look) -> Markup:
     card = figure(
         "layer-errors", "Every layer", chart, note=note, legend=legend(entries), data=table(head, data, label)
     )
-    return section("layers", title, grid(card, _median_card(found, look)), lead=_layer_lead(found))
+    return section("layers", title, grid(card, _median_card(found, look), loose=True), lead=_layer_lead(found))
 
 
 def _layer_lead(found: LayerErrors) -> str:

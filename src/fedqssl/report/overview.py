@@ -54,7 +54,7 @@ def overview(path: Path, runs: Sequence[RunData], look: Look, base: Path) -> tup
     parts = [top, section("runs", "All runs", el("div", _table(path, runs), class_="card full"))]
     cards = [_accuracies(runs, groups, "global"), _accuracies(runs, groups, "local"), _curves(runs, groups)]
     if any(cards):
-        parts.append(section("compare", "Side by side", grid(*cards)))
+        parts.append(section("compare", "Side by side", grid(*cards, loose=True)))
     parts += [_section(i, run, look, path, base) for i, run in enumerate(runs[:SECTIONS])]
     if len(runs) > SECTIONS:
         parts.append(
@@ -224,7 +224,7 @@ def _clients(number: int, run: RunData, look: Look) -> Markup | None:
     return figure(
         f"clients-{number}",
         "Clients, worst first",
-        rows_chart(label, rows, percent_tick, "local accuracy", bounds=(0.0, 1.0)),
+        rows_chart(label, rows, percent_tick, "local accuracy", bounds=(0.0, 1.0), tall=220),
         legend=look.legend(),
         data=data,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -116,14 +117,22 @@ def y_axis(scale: Scale, left: float, right: float, form: Format, count: int = 5
     return found
 
 
+def _apart(places: Sequence[tuple[float, str]]) -> bool:
+    """Whether no two labels side by side touch."""
+    return all(b - a > 3.3 * (len(v) + len(w)) + 5 for (a, v), (b, w) in itertools.pairwise(places))
+
+
 def x_axis(
     scale: Scale, bottom: float, form: Format, label: str, *, ticks: Sequence[float] | None = None
 ) -> list[Markup]:
-    """Values below the plot and what they are; labels that would touch are left out."""
+    """Values below the plot and what they are; as many as fit without touching."""
     found = [line(scale.start, bottom, scale.end, bottom, "axis")]
+    for count in (6, 5, 4, 3, 2):
+        places = [(scale(t), form(t)) for t in (scale.ticks(count) if ticks is None else ticks)]
+        if _apart(places):
+            break
     free = -math.inf
-    for tick in scale.ticks(6) if ticks is None else ticks:
-        words, x = form(tick), scale(tick)
+    for x, words in places:
         half = 3.3 * len(words)
         if x - half < free:
             continue
