@@ -185,8 +185,11 @@ def rows_chart(
         if row.joined and len(row.points) > 1:
             ends = [p.x for p in row.points]
             parts.append(line(x(ends[0]), y, x(ends[-1]), y, f"stem {row.points[-1].kind}"))
-        size = 4.2 if named else max(1.6, min(3.2, step * 0.55))
-        parts += [mark(x(p.x), y, p.shape, p.kind, p.tip, size, p.hollow) for p in row.points if math.isfinite(p.x)]
+        size = 4.2 if named else max(2.0, min(3.2, step * 0.55))
+        small = " tiny" if size < 3 else ""
+        parts += [
+            mark(x(p.x), y, p.shape, p.kind + small, p.tip, size, p.hollow) for p in row.points if math.isfinite(p.x)
+        ]
     return drawing(height, label, *parts)
 
 
