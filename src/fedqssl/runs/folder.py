@@ -6,12 +6,14 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 KEEP = 2
 """Checkpoints kept: the newest, and one before it."""
@@ -199,7 +201,7 @@ class RunFolder:
     def append_metrics(self, line: dict[str, object]) -> None:
         """Add one line to ``metrics.jsonl``."""
         with self.metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(finite(line), allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -227,6 +229,15 @@ def _nothing_to_lose(path: Path) -> bool:
 def _digest(state: Mapping[str, object]) -> str:
     """Of a checkpoint's state.json, so that a changed figure is noticed."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def finite(value: Any) -> Any:
+    """The same with None for numbers that JSON does not have (a loss of a round whose steps were all skipped)."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _round_of(line: str) -> float:

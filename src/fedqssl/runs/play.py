@@ -78,6 +78,8 @@ def play(
         write_state(aggregated, after.state)
     spent = sum(m.seconds for _, m in replies.values()), time.monotonic() - server_began
     received = {n: payload for n, (payload, _) in replies.items()}
+    if not algorithm.federates:  # every client's model stays where it is
+        sent, received = {}, {}
     totals = before.totals.plus(sent, received, *spent)
     data = None if aggregated is None else to_bytes(aggregated)
     checkpoint = Checkpoint(round_number + 1, {**before.payloads, **after.payloads}, data, totals)

@@ -89,6 +89,7 @@ class Algorithm:
         check: raises ContainerError for an upload that the server must not use.
         objective: what is trained, if the algorithm does not leave it to the configuration.
         has_clients: whether clients take part at all (controls such as ``server_only`` do without).
+        federates: whether models travel; if not (``local_only``), no bytes are counted.
     """
 
     name: str
@@ -98,3 +99,4 @@ class Algorithm:
     check: Check = check_model
     objective: str | None = None
     has_clients: bool = True
+    federates: bool = True

@@ -14,4 +14,4 @@ def local_only(arrived: Arrived, workers: Workers) -> Round:
     return Round(None, dict(arrived.payloads))
 
 
-LOCAL_ONLY = Algorithm("local_only", "control: every client alone, no federation", local_only)
+LOCAL_ONLY = Algorithm("local_only", "control: every client alone, no federation", local_only, federates=False)

@@ -11,7 +11,7 @@ from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
 
 def server_only(arrived: Arrived, workers: Workers) -> Round:
     """``dequantize_epochs`` epochs for each client of the round, all on one model."""
-    epochs = max(arrived.dequantize_epochs, 1) * len(arrived.clients)
+    epochs = arrived.dequantize_epochs * len(arrived.clients)
     state, loss = workers.train(workers.before(), "buffer", epochs)
     return Round(state, workers.requantize(state), server_loss=loss)
 
