@@ -23,6 +23,7 @@ from fedqssl.cli import (
     report,
     reproduce,
     run,
+    serve,
     sweep,
     theory,
 )
@@ -48,6 +49,7 @@ app.command("report")(report.report)
 app.command("probe")(probe.probe)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)
+app.command("serve")(serve.serve)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,177 @@
+"""The service's addresses: ``POST /predict``, ``GET /health``, ``GET /model``, a page to drop images on, and its description."""
+
+from __future__ import annotations
+
+import html
+import io
+import threading
+from importlib.resources import files
+from typing import Annotated, Any
+
+import torch
+from fastapi import FastAPI, File, HTTPException, Query, Request, UploadFile
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from PIL import Image, UnidentifiedImageError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from fedqssl import __version__
+from fedqssl.data.images import DataError
+from fedqssl.device import DeviceModel
+from fedqssl.device.pictures import from_encoded
+from fedqssl.serve.limits import Gate, Limits, TooLargeError
+
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "MPO")
+"""What is decoded; pillow knows more, some of it by starting other programs."""
+_SHOWN_NAME = 200
+
+
+class Guess(BaseModel):
+    """A class and its probability."""
+
+    name: str
+    probability: float
+
+
+class Answer(BaseModel):
+    """The likeliest classes of one image."""
+
+    file: str
+    top: list[Guess]
+
+
+class Answers(BaseModel):
+    """One answer per image, in their order."""
+
+    predictions: list[Answer]
+
+
+class Health(BaseModel):
+    """Whether the service is up, and what it runs."""
+
+    status: str
+    version: str
+
+
+class Worker:
+    """Decodes and predicts, one request at a time: the model's scratch buffers are not for sharing."""
+
+    def __init__(self, model: DeviceModel, limits: Limits) -> None:
+        self.model, self.limits, self.lock = model, limits, threading.Lock()
+        Image.init()
+        self.formats = [name for name in FORMATS if name in Image.OPEN]
+
+    def picture(self, data: bytes, name: str) -> torch.Tensor:
+        """The pixels of an upload, or an HTTP error that names it."""
+        try:
+            with Image.open(io.BytesIO(data), formats=self.formats) as found:
+                width, height = found.size
+        except UnidentifiedImageError:
+            raise HTTPException(415, f"{name} is not an image; send {', '.join(self.formats)}") from None
+        except Exception as error:  # pillow's decoders raise many types
+            raise HTTPException(422, f"{name} cannot be read as an image ({type(error).__name__})") from None
+        if width * height > self.limits.pixels:
+            raise HTTPException(413, f"{name} has {width}x{height} pixels, more than {self.limits.pixels:,}; shrink it")
+        try:
+            return from_encoded(data, name, self.model.manifest.size, self.model.manifest.channels)
+        except DataError as error:
+            raise HTTPException(422, str(error)) from None
+
+    def answer(self, uploads: list[tuple[str, bytes]], top: int) -> Answers:
+        """Classify uploads of (name, bytes)."""
+        with self.lock:
+            batch = torch.stack([self.picture(data, name) for name, data in uploads])
+            found = self.model.answers(self.model.probabilities(batch), top)
+        named = zip(uploads, found, strict=True)
+        guesses = [(name, [Guess(name=n, probability=p) for n, p in answer.top]) for (name, _), answer in named]
+        return Answers(predictions=[Answer(file=name, top=top) for name, top in guesses])
+
+
+def _shown(name: str | None, number: int) -> str:
+    """A file's name as it may be repeated to the caller."""
+    text = (name or f"image {number}").encode("utf-8", "replace").decode()
+    return "".join(c if c.isprintable() else "?" for c in text[:_SHOWN_NAME])
+
+
+def _errors(app: FastAPI) -> None:
+    """All errors as ``{"error": one line}``; nothing of the inside is told."""
+
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = error.errors()[0]
+        where = ".".join(str(part) for part in found["loc"])
+        text = f"{where}: {found['msg']}; send one or more files as the form field images"
+        return JSONResponse({"error": text.encode("utf-8", "replace").decode()}, 422)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": "internal error; the service's log has the details"}, 500)
+
+
+def _described(app: FastAPI) -> str:
+    """A plain page of the OpenAPI description, which loads nothing from elsewhere."""
+    rows = []
+    for path, methods in app.openapi()["paths"].items():
+        for method, entry in methods.items():
+            words = html.escape(entry.get("description") or entry.get("summary", ""))
+            rows.append(f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{words}</p>")
+    example = "curl -F images=@cat.jpg 'http://127.0.0.1:8000/predict?top=3'"
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>fedqssl: description</title>"
+        "<style>body{font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}</style>"
+        f"<h1>Addresses</h1>{''.join(rows)}<h2>Example</h2><pre>{html.escape(example)}</pre>"
+        "<p>Machine-readable: <a href=openapi.json>openapi.json</a></p></html>"
+    )
+
+
+def make_app(model: DeviceModel, limits: Limits | None = None, hosts: tuple[str, ...] | None = None) -> FastAPI:
+    """The ASGI application of one model; ``hosts`` are the names it answers to (None: any)."""
+    limits = limits or Limits()
+    app = FastAPI(title="fedqssl", version=__version__, docs_url=None, redoc_url=None)
+    worker, manifest = Worker(model, limits), model.manifest
+    _errors(app)
+
+    @app.post("/predict")
+    async def predict(
+        images: Annotated[list[UploadFile], File(description="Image files of any size.")],
+        top: Annotated[int, Query(ge=1, le=1000, description="Classes to name per image.")] = 3,
+    ) -> Answers:
+        """Classify one or more images, sent as multipart form files named images."""
+        if len(images) > limits.images:
+            raise HTTPException(413, f"{len(images)} images are more than {limits.images}; send them in parts")
+        uploads = [(_shown(file.filename, i), await file.read()) for i, file in enumerate(images)]
+        return await run_in_threadpool(worker.answer, uploads, top)
+
+    @app.get("/health")
+    async def health() -> Health:
+        """Whether the service is up."""
+        return Health(status="ok", version=__version__)
+
+    @app.get("/model")
+    async def described() -> dict[str, Any]:
+        """What the model is: classes, bits, input, accuracy, cost."""
+        return manifest.model_dump(exclude={"extractor_bytes", "classifier_bytes", "scale"})
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse(files("fedqssl.serve").joinpath("page.html").read_text(encoding="utf-8"))
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(_described(app))
+
+    @app.exception_handler(TooLargeError)
+    async def too_large(request: Request, error: TooLargeError) -> JSONResponse:
+        return JSONResponse({"error": f"the request is larger than {limits.request_bytes:,} bytes"}, 413)
+
+    app.add_middleware(Gate, limits=limits, hosts=hosts)
+    return app
+
+
+__all__ = ["Answers", "make_app"]

@@ -1,0 +1,165 @@
+"""What a request may cost: bytes, pictures, pixels, requests per second; checked before any work is done."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_MOST_CALLERS = 10_000
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (
+        b"content-security-policy",
+        b"default-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; frame-ancestors 'none'",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one service.
+
+    Args:
+        request_bytes: largest request.
+        images: pictures in a request.
+        pixels: of one picture, before it is decoded (a decompression bomb is small until then).
+        rate: requests per second of one caller, in the long run.
+        burst: requests of one caller at once.
+    """
+
+    request_bytes: int = 20 << 20
+    images: int = 32
+    pixels: int = 25_000_000
+    rate: float = 20.0
+    burst: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("request_bytes", "images", "pixels", "rate", "burst"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+
+
+class TooLargeError(Exception):
+    """A request went past ``request_bytes`` while it was read."""
+
+
+class Bucket:
+    """Tokens of one caller: ``burst`` at most, ``rate`` more every second, one for each request."""
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self.limits, self.tokens, self.at = limits, float(limits.burst), now
+
+    def take(self, now: float) -> float:
+        """0 if there was a token, else the seconds until there is one."""
+        self.tokens = min(self.limits.burst, self.tokens + (now - self.at) * self.limits.rate)
+        self.at = now
+        if self.tokens >= 1:
+            self.tokens -= 1
+            return 0.0
+        return (1 - self.tokens) / self.limits.rate
+
+
+class Gate:
+    """ASGI middleware: refuses what is too large, too often, or asked for under a strange host name.
+
+    The last keeps a web page elsewhere from reaching a service on this machine by a name that it controls.
+    """
+
+    def __init__(
+        self, app: App, limits: Limits, hosts: tuple[str, ...] | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.app, self.limits, self.hosts, self.clock = app, limits, hosts, clock
+        self.callers: dict[str, Bucket] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {k.lower(): v for k, v in scope["headers"]}
+        refused = self._refusal(scope, headers)
+        if refused is not None:
+            await _answer(send, *refused)
+            return
+        started = False
+
+        async def counted_send(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+            await send(message)
+
+        try:
+            await self.app(scope, self._counted(receive), counted_send)
+        except TooLargeError:
+            if not started:
+                await _answer(send, 413, self._too_large())
+
+    def _too_large(self) -> str:
+        return f"the request is larger than {self.limits.request_bytes:,} bytes; send fewer or smaller images"
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str, float] | tuple[int, str] | None:
+        if self.hosts is not None and _host(headers.get(b"host", b"")) not in self.hosts:
+            return 400, f"this service answers to {', '.join(self.hosts)} only"
+        wait = self._bucket(scope).take(self.clock())
+        if wait:
+            return 429, f"too many requests; try again in {wait:.1f} s", wait
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit():
+            return 400, "Content-Length is not a number"
+        if int(length[:20]) > self.limits.request_bytes:
+            return 413, self._too_large()
+        return None
+
+    def _bucket(self, scope: Scope) -> Bucket:
+        caller = (scope.get("client") or ("unknown",))[0]
+        if caller not in self.callers:
+            if len(self.callers) >= _MOST_CALLERS:
+                self.callers.clear()
+            self.callers[caller] = Bucket(self.limits, self.clock())
+        return self.callers[caller]
+
+    def _counted(self, receive: Receive) -> Receive:
+        total = 0
+
+        async def counted() -> Message:
+            nonlocal total
+            message = await receive()
+            total += len(message.get("body", b""))
+            if total > self.limits.request_bytes:
+                raise TooLargeError
+            return message
+
+        return counted
+
+
+def _host(value: bytes) -> str:
+    """``[::1]:8000`` -> ``::1``; ``localhost:8000`` -> ``localhost``."""
+    text = value.decode("latin-1").strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0]
+
+
+async def _answer(send: Send, status: int, error: str, wait: float = 0.0) -> None:
+    body = json.dumps({"error": error}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
+    if wait:
+        headers.append((b"retry-after", str(int(wait) + 1).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+__all__ = ["LOOPBACK", "Gate", "Limits", "TooLargeError"]
