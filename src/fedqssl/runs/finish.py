@@ -63,7 +63,7 @@ def _hand_out(
     payload, totals = checkpoint.payloads[name], checkpoint.totals
     write_atomically(home / "model.fqssl", payload)
     images = len(context.partition.clients[name].train)
-    received = totals.down.get(name, 0) + len(payload)
+    received = totals.down.get(name, 0) + (len(payload) if context.algorithm.federates else 0)
     return ClientResult(context.bits[name], images, accuracy, totals.up.get(name, 0), received)
 
 
