@@ -80,6 +80,23 @@ def memory(
 
 
 @app.command()
+def inference(
+    width: Width = 64,
+    images: Annotated[int, typer.Option(min=1, help="Images in the batch.")] = 32,
+    bits: Bits = "2,4,6,8,12",
+    repeats: Repeats = 7,
+    threads: Threads = 1,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Measure torch.ao int8 and onnxruntime too.")] = True,
+    json: JsonFile = None,
+) -> None:
+    """Images per second of a forward pass against fp32, torch.ao int8 and onnxruntime, interleaved (above 1 is faster)."""
+    wanted = parse_bits(bits)
+    from fedqssl.bench import inference as bench
+
+    _show(bench.run(width, images, wanted, repeats, threads, peers), json)
+
+
+@app.command()
 def codec(
     elements: Annotated[int, typer.Option(min=1, help="Floats to quantize and pack.")] = 4_000_000,
     repeats: Repeats = 7,

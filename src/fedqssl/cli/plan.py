@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json as jsons
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,7 +15,7 @@ from fedqssl.cli.words import source_name, split_words
 
 if TYPE_CHECKING:
     from fedqssl.config import RunConfig
-    from fedqssl.cost import Ledger
+    from fedqssl.cost import Devices, Ledger, Targets
 
 MEASURE_SECONDS = 12.0
 """Time for all measured steps; converting a large network to every bitwidth comes on top."""
@@ -29,7 +30,13 @@ Words = Annotated[
 Detail = Annotated[bool, typer.Option("--detail", help="The whole ledger: bit operations, memory, server work.")]
 DeviceFile = Annotated[
     Path | None,
-    typer.Option("--devices", help="TOML table of devices (docs/cost.md): time, energy and memory per client."),
+    typer.Option("--devices", help="TOML table of devices (docs/cost.md): time, energy, memory and bits per client."),
+]
+Seconds = Annotated[
+    float | None, typer.Option("--target-round-seconds", help="Bits with which no device's round takes longer.")
+]
+Bytes = Annotated[
+    str | None, typer.Option("--target-bytes", help="Bits with which a client's round moves no more: 2 MB.")
 ]
 Measure = Annotated[bool, typer.Option("--measure/--no-measure", help="Time a training step per bitwidth.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the ledger to this file.")]
@@ -41,10 +48,12 @@ def plan(
     devices: DeviceFile = None,
     measure: Measure = True,
     json: JsonFile = None,
+    target_round_seconds: Seconds = None,
+    target_bytes: Bytes = None,
 ) -> None:
-    """Print clients, bits, bytes and an estimate of time, without training.
+    """Print clients, bits, bytes and an estimate of time, without training; with --devices, the bits that they can afford.
 
-    For example: fedqssl plan cifar10-paper, or fedqssl plan quickstart bits=2,2,4,4 --detail --devices devices.toml
+    For example: fedqssl plan cifar10-paper, or fedqssl plan quickstart --devices devices.toml --target-round-seconds 60
     """
     from fedqssl.config import load_config
 
@@ -52,28 +61,75 @@ def plan(
     config = load_config(source, settings)
     if json is not None and json.is_dir():
         raise ValueError(f"--json takes a file, and {json} is a folder")
-    from fedqssl.cost import read_devices
-
-    table = read_devices(devices) if devices is not None else None  # before seconds of measuring
-    if table is not None and config.partition != "natural":
-        from fedqssl.data.partition import client_names
-
-        table.check(client_names(config.clients))
+    targets = _targets(target_round_seconds, target_bytes)
+    table = _devices(config, devices or config.devices, targets)  # before seconds of measuring
     found = _ledger(config, measure)
     if table is not None:
         table.check(list(found.clients))
     _show(found, source_name(source), detail)
+    values = found.to_json()
     if table is not None:
-        from fedqssl.cost.tables import device_lines, device_table
-
-        console = Console()
-        rounds = table.rounds(found)
-        console.print(device_table(rounds))
-        for line in device_lines(rounds):
-            console.print(line, markup=False, highlight=False)
+        _show_devices(found, table)
+        values["plan"] = _show_choices(found, table, targets)
     if json is not None:
-        found.write(json)
+        json.parent.mkdir(parents=True, exist_ok=True)
+        json.write_text(jsons.dumps(values, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         typer.echo(f"wrote {json}")
+
+
+def _targets(round_seconds: float | None, round_bytes: str | None) -> Targets:
+    from fedqssl.cost.devices import quantity
+    from fedqssl.cost.planner import Targets
+
+    if round_seconds is not None and not round_seconds > 0:
+        raise ValueError(f"--target-round-seconds must be positive, not {round_seconds:g}")
+    return Targets(round_seconds, None if round_bytes is None else quantity("memory", round_bytes, "--target-bytes"))
+
+
+def _devices(config: RunConfig, path: Path | None, targets: Targets) -> Devices | None:
+    """The device table; an empty one if only bytes are limited."""
+    from fedqssl.cost import Devices, read_devices
+
+    if path is None:
+        if targets.round_seconds is not None:
+            raise ValueError("--target-round-seconds needs --devices FILE, which says how fast the devices are")
+        return None if targets.round_bytes is None else Devices("no device table", {}, (), {})
+    table = read_devices(path)
+    if config.partition != "natural":
+        from fedqssl.data.partition import client_names
+
+        table.check(client_names(config.clients))
+    return table
+
+
+def _show_devices(found: Ledger, table: Devices) -> None:
+    """A round in the bits that the configuration gives."""
+    from fedqssl.cost.tables import device_lines, device_table
+
+    console, rounds = Console(), table.rounds(found)
+    console.print(device_table(rounds))
+    for line in device_lines(rounds):
+        console.print(line, markup=False, highlight=False)
+
+
+def _show_choices(found: Ledger, table: Devices, targets: Targets) -> dict[str, Any]:
+    """Search bits, print them with a line to paste; returns them as plain values."""
+    from fedqssl.cost.planner import Planner, bits_line
+    from fedqssl.cost.tables import choice_lines, choice_table
+    from fedqssl.federated.algorithms import ALGORITHMS
+
+    objective = getattr(ALGORITHMS[found.config.algorithm], "objective", None)
+    with _telling(Console(stderr=True)) as say:
+        choices = Planner(found.config, found.sizes, targets, objective, say).plan(table)
+    console = Console()
+    console.print()
+    console.print(choice_table(choices))
+    for line in choice_lines(choices):
+        console.print(line, markup=False, highlight=False, soft_wrap=line.startswith("bits="))
+    clients = {
+        n: {"bits": c.bits, "binding": c.binding, "needs": c.needs, "advice": c.advice} for n, c in choices.items()
+    }
+    return {"line": bits_line(choices), "clients": clients}
 
 
 def _ledger(config: RunConfig, measure: bool) -> Ledger:

@@ -148,6 +148,8 @@ class RunConfig(_Section):
     """Number of clients; if only ``bits`` is given, as many as it lists."""
     bits: tuple[int, ...] = Field(default=(8,), validate_default=True)
     """Bitwidth of each client, or one for all."""
+    devices: MaybePath = None
+    """Device table (docs/cost.md): ``bits`` then become the most that each device can afford, as ``fedqssl plan`` says."""
     partition: Literal["iid", "dirichlet", "classes", "skew", "natural"] = "dirichlet"
     """How images are dealt to clients (``fedqssl list partitions``)."""
     beta: Positive = 0.1

@@ -12,6 +12,7 @@ from fedqssl.cost.bitwidth import Bitwidth, study
 from fedqssl.cost.devices import Device, DeviceRound, Devices, read_devices, straggler
 from fedqssl.cost.estimate import Estimate, estimate
 from fedqssl.cost.ledger import ClientCost, Ledger, ServerCost, Totals, ledger
+from fedqssl.cost.planner import Choice, Planner, Targets, bits_line, with_device_bits
 from fedqssl.cost.sizes import Sizes, client_sizes, sizes_of
 from fedqssl.cost.training import Training, training_of
 from fedqssl.cost.wire import Wire
@@ -19,6 +20,7 @@ from fedqssl.cost.wire import Wire
 __all__ = [
     "BitOperations",
     "Bitwidth",
+    "Choice",
     "ClientCost",
     "Device",
     "DeviceRound",
@@ -26,11 +28,14 @@ __all__ = [
     "Estimate",
     "Ledger",
     "Memory",
+    "Planner",
     "ServerCost",
     "Sizes",
+    "Targets",
     "Totals",
     "Training",
     "Wire",
+    "bits_line",
     "client_sizes",
     "estimate",
     "ledger",
@@ -39,4 +44,5 @@ __all__ = [
     "straggler",
     "study",
     "training_of",
+    "with_device_bits",
 ]

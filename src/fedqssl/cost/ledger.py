@@ -195,23 +195,28 @@ def _client_json(client: ClientCost) -> dict[str, Any]:
     return {**asdict(client), "memory": _memory_json(client.memory)}
 
 
+Costs = dict[tuple[int, int], tuple[BitOperations, Memory]]
+
+
+def one_client(
+    config: RunConfig, name: str, images: int, width: Bitwidth, work: RoundWork, clients: int, known: Costs
+) -> ClientCost:
+    """The cost of one of ``clients`` clients in the bits of ``width``; ``known`` keeps costs by bits and batch."""
+    batch = width.training.batch(images)
+    if (width.bits, batch) not in known:
+        known[width.bits, batch] = width.operations(batch), width.memory(batch)
+    operations, memory = known[width.bits, batch]
+    steps = width.training.steps(images) * config.local_epochs if work.clients_train else 0
+    traffic = width.wire.total if work.traffic else 0
+    rounds = config.rounds * work.participants / clients
+    return ClientCost(name, width.bits, images, batch, steps, operations * steps, memory, traffic, traffic, rounds)
+
+
 def _clients(config: RunConfig, sizes: Sizes, of: Mapping[str, Bitwidth], work: RoundWork) -> dict[str, ClientCost]:
     """The cost of every client in the bits that ``of`` gives it."""
-    costs: dict[tuple[int, int], tuple[BitOperations, Memory]] = {}
-    found = {}
-    for name, images in sizes.clients.items():
-        width = of[name]
-        batch = width.training.batch(images)
-        if (width.bits, batch) not in costs:
-            costs[width.bits, batch] = width.operations(batch), width.memory(batch)
-        operations, memory = costs[width.bits, batch]
-        steps = width.training.steps(images) * config.local_epochs if work.clients_train else 0
-        traffic = width.wire.total if work.traffic else 0
-        rounds = config.rounds * work.participants / len(sizes.clients)
-        found[name] = ClientCost(
-            name, width.bits, images, batch, steps, operations * steps, memory, traffic, traffic, rounds
-        )
-    return found
+    known: Costs = {}
+    count = len(sizes.clients)
+    return {n: one_client(config, n, images, of[n], work, count, known) for n, images in sizes.clients.items()}
 
 
 def _server(clients: Mapping[str, ClientCost], sizes: Sizes, of: Mapping[int, Bitwidth], work: RoundWork) -> ServerCost:
@@ -291,4 +296,4 @@ def ledger(
     return Ledger(config, sizes, work, clients, full, _server(clients, sizes, widths, work), widths)
 
 
-__all__ = ["Check", "ClientCost", "Ledger", "ServerCost", "Totals", "client_rule", "ledger"]
+__all__ = ["Check", "ClientCost", "Ledger", "ServerCost", "Totals", "client_rule", "ledger", "one_client"]

@@ -10,6 +10,7 @@ from rich.table import Table
 from fedqssl.cost.devices import DeviceRound, straggler
 from fedqssl.cost.estimate import Estimate
 from fedqssl.cost.ledger import ClientCost, Ledger
+from fedqssl.cost.planner import Choice, bits_line, impossible_lines
 from fedqssl.cost.trace import FLOAT
 from fedqssl.cost.units import bytes_text, joules_text, operations_text, ratio_text, seconds_text
 
@@ -261,6 +262,30 @@ def device_lines(rounds: Mapping[str, DeviceRound]) -> list[str]:
     return lines
 
 
+def choice_table(choices: Mapping[str, Choice]) -> Table:
+    """The most bits of every client, and what stops it from having more."""
+    table = _table(
+        "Bits that the devices can afford", "client", "bits", "stopped by", "needs", "has", "bytes a round", "round"
+    )
+    for c in choices.values():
+        has = "-" if c.device.memory is None else bytes_text(c.device.memory)
+        time = seconds_text(c.round.seconds) if c.round.known else "-"
+        bits = "[red]none[/red]" if c.bits is None else str(c.bits)
+        table.add_row(c.name, bits, c.binding, bytes_text(c.needs), has, bytes_text(c.round_bytes), time)
+    return table
+
+
+def choice_lines(choices: Mapping[str, Choice]) -> list[str]:
+    """The straggler, what is impossible, and the line to paste."""
+    lines = []
+    slowest = straggler({c.name: c.round for c in choices.values()})
+    if slowest is not None:
+        lines.append(f"straggler in these bits: {slowest.name}, {seconds_text(slowest.seconds)} a round")
+    lines += impossible_lines(choices)
+    line = bits_line(choices)
+    return [*lines, line if line is not None else "no bits= line: a device above can afford none"]
+
+
 def plan_tables(ledger: Ledger, times: Estimate | None) -> Sequence[Table]:
     """The short plan."""
     found = [bitwidth_table(ledger, times)]
@@ -276,4 +301,4 @@ def detail_tables(ledger: Ledger) -> Sequence[Table]:
     return [operations_table(ledger), memory_table(ledger), *([check] if check else []), server_table(ledger)]
 
 
-__all__ = ["detail_tables", "device_lines", "device_table", "headline", "notes", "plan_tables"]
+__all__ = ["choice_lines", "choice_table", "detail_tables", "device_lines", "device_table", "headline", "notes", "plan_tables"]

@@ -13,6 +13,7 @@ import torch
 from fedqssl import __version__
 from fedqssl.config import RunConfig, load_config, to_toml
 from fedqssl.config.keys import nearest
+from fedqssl.cost.planner import with_device_bits
 from fedqssl.engines.context import Context, build_context
 from fedqssl.engines.in_process import InProcess
 from fedqssl.evaluation.collapse import Collapse
@@ -35,6 +36,7 @@ def start(
     """Run a configuration in a new folder; ``progress`` shows more than the lines that go to ``say``."""
     _check(config)
     RunFolder.check_new(out, overwrite)
+    config = with_device_bits(config, ALGORITHMS[config.algorithm].objective)
     context = build_context(config)
     context.task.converted(
         min(context.bits.values())
