@@ -1,0 +1,45 @@
+"""Your own backbone: any module of convolutions, batch norm, ReLU and pooling becomes low-bit by its import path.
+
+    python examples/own_backbone.py OUT
+
+Run it from the folder that holds this file (or put that folder on PYTHONPATH): the run names
+the class as ``own_backbone:TinyNet``.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+from torch import Tensor, nn
+
+import fedqssl
+from fedqssl.device.finished import FinishedRun
+from fedqssl.device.personal import device_model
+
+
+class TinyNet(nn.Module):
+    """Images (N, C, H, W) to features (N, 4 * width)."""
+
+    def __init__(self, width: int = 8, in_channels: int = 3) -> None:
+        super().__init__()
+        sizes = [in_channels, width, 2 * width, 4 * width]
+        layers: list[nn.Module] = []
+        for c_in, c_out in itertools.pairwise(sizes):
+            layers += [nn.Conv2d(c_in, c_out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.feature_dim = sizes[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def main(out: str, **settings: object) -> None:
+    result = fedqssl.run("quickstart", out=Path(out), model="own_backbone:TinyNet", width=8, **settings)
+    name = list(result.clients)[-1]
+    model = device_model(FinishedRun.open(Path(out)), name)
+    print(f"{name}: {model.manifest.bits} bits, {len(model.to_bytes()):,} bytes")
+    # from a file: fedqssl.load(path, trust=True), because loading it imports own_backbone
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

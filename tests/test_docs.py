@@ -1,0 +1,41 @@
+"""What the guides show exists: commands parse with these options, links lead somewhere."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedqssl.cli.main import app
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / "quickstart.md", *sorted((DOCS / "how-to").glob("*.md"))]
+COMMANDS = sorted(
+    {
+        line.split("#")[0].strip()
+        for page in PAGES
+        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.S | re.M)
+        for line in block.splitlines()
+        if line.startswith("fedqssl ")
+    }
+)
+
+
+def test_there_is_something_to_check():
+    assert len(PAGES) >= 7 and len(COMMANDS) >= 15
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_exist_with_these_options(command):
+    words = shlex.split(command)[1:]
+    found = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
+    assert found.exit_code == 0
+    for option in (w for w in words if w.startswith("--")):
+        assert option in found.output, option
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert (page.parent / target).exists(), target
