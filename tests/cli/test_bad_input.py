@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedqssl.cli.main import main
+from fedqssl.data.images import DataWarning
 
 Image = pytest.importorskip("PIL.Image")
 SMALL = [
@@ -83,6 +84,13 @@ def test_a_corrupt_image_is_named(capsys):
     Path("photos/007.png").write_bytes(b"\x89PNG\r\n\x1a\nnot really")
     error = refused(capsys, "smoke", *SMALL, "data=folder:photos", "--out", "out")
     assert "photos/007.png: corrupt image" in error and "fetch the file again or remove it" in error
+
+
+def test_a_corrupt_image_is_left_out_by_choice():
+    pictures(Path("photos"))
+    Path("photos/007.png").write_bytes(b"\x89PNG\r\n\x1a\nnot really")
+    with pytest.warns(DataWarning, match=r"007\.png"):
+        assert works("data=folder:photos", "on_bad=skip")["rounds"] >= 1
 
 
 def test_too_few_images(capsys):

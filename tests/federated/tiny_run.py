@@ -38,7 +38,7 @@ def _scenes(split):
 def tiny_context(**changes) -> Context:
     """As build_context, but without monitors, and the embedded images are drawn once for all tests."""
     real = contexts.load_dataset
-    contexts.load_dataset = lambda spec, split, *rest: _scenes(split)
+    contexts.load_dataset = lambda spec, split, *rest, **options: _scenes(split)
     try:
         return build_context(tiny(**{"evaluation.knn_every": 0, **changes}))
     finally:

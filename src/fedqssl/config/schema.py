@@ -144,6 +144,8 @@ class RunConfig(_Section):
     """Where official archives are, or are downloaded to."""
     images: MaybeCount = None
     """Limit on the training images used; by default all."""
+    on_bad: Literal["error", "skip"] = "error"
+    """A corrupt image is an error that names it, or is left out with a warning."""
     clients: Count = 10
     """Number of clients; if only ``bits`` is given, as many as it lists."""
     bits: tuple[int, ...] = Field(default=(8,), validate_default=True)

@@ -57,7 +57,7 @@ def client_sizes(config: RunConfig) -> Sizes:
     """
     if config.data in LAYOUTS and not _at_hand(config):
         return assumed_sizes(config)
-    train = load_dataset(config.data, "train", config.data_dir)
+    train = load_dataset(config.data, "train", config.data_dir, on_bad=config.on_bad)
     if config.images is not None and config.images < len(train.images):
         keep = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(0))[: config.images]
         train = train.subset(keep.sort().values)

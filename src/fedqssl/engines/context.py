@@ -66,8 +66,8 @@ def class_count(train: ImageSet, test: ImageSet) -> int:
 
 def build_context(config: RunConfig) -> Context:
     """Load the images and split them; deterministic in the configuration."""
-    train = load_dataset(config.data, "train", config.data_dir)
-    test = load_dataset(config.data, "test", config.data_dir)
+    train = load_dataset(config.data, "train", config.data_dir, on_bad=config.on_bad)
+    test = load_dataset(config.data, "test", config.data_dir, on_bad=config.on_bad)
     if config.images is not None and config.images < len(train.images):
         keep = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(0))[: config.images]
         train = train.subset(keep.sort().values)

@@ -250,7 +250,7 @@ def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labe
     if config.data.startswith("cifar") and config.data_dir is None:
         return None  # could start a download
     try:
-        train = load_dataset(config.data, "train", config.data_dir)
+        train = load_dataset(config.data, "train", config.data_dir, on_bad=config.on_bad)
         if config.images is not None and config.images < len(train.images):
             keep = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(0))[: config.images]
             train = train.subset(keep.sort().values)
