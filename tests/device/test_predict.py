@@ -107,7 +107,8 @@ def test_probe_all_and_one(run_folder, capsys):
     assert "wrote" in cli(capsys, "probe", run_folder, "--client", "client-02", "--method", "knn")
     kept = json.loads((run_folder / "clients" / "client-01" / "probe.json").read_text())
     assert kept["bits"] == 4 and len(kept["confusion"]) == 10 and 0 <= kept["calibration_error"] <= 1
-    assert (run_folder / "clients" / "client-01" / "confusion.png").stat().st_size > 5000
+    (plot,) = (run_folder / "clients" / "client-02").glob("confusion-knn-*.png")
+    assert plot.stat().st_size > 5000
     assert "--client NAME, or" in cli(capsys, "probe", run_folder, code=2)
     assert "did you mean" in cli(capsys, "probe", run_folder, "--client", "client-1", code=2)
     assert "share like 10%" in cli(capsys, "probe", run_folder, "--all", "--labels", "10", code=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import warnings
 from collections.abc import Callable, Sequence
@@ -112,6 +113,16 @@ def _peak(work: Work) -> int | None:
         return None
 
 
+def _peaks(work: dict[str, Work], threads: int) -> dict[str, int | None]:
+    """Peaks of all variants, with freed buffers given back at once (glibc); last of all, because that costs speed."""
+    try:
+        ctypes.CDLL("libc.so.6").mallopt(-3, 128 << 10)  # M_MMAP_THRESHOLD
+    except (OSError, AttributeError):
+        return dict.fromkeys(work)
+    with torch_threads(threads):
+        return {name: _peak(call) for name, call in work.items()}
+
+
 def _calling(model: nn.Module, x: Tensor) -> Work:
     def work() -> object:
         with torch.inference_mode():
@@ -150,8 +161,8 @@ def run(
             about[f"fedqssl-{s}"] = {"variant": "fedqssl", "bits": s, "integer_layers": integers, "model_bytes": size}
         if peers:
             _add_peers(float_model, x, threads, work, about, skipped)
-        peaks = {name: _peak(call) for name, call in work.items()}
     timings = interleaved(work, FP32, repeats=repeats, warmup=1, threads=threads)
+    peaks = _peaks(work, threads)
     results: list[Row] = [
         {
             **about[name],

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 Client = Annotated[str | None, typer.Option(help="Whose model; fedqssl report shows the names.")]
-Everyone = Annotated[bool, typer.Option("--all", help="Every client in one go.")]
+Everyone = Annotated[bool, typer.Option("--all", help="Every client in one go, without plots.")]
 Data = Annotated[str | None, typer.Option(help="Other labeled data, like folder:PATH; by default the client's own.")]
 Labels = Annotated[str, typer.Option(help="Share of the training labels used: all, 10%, 1%.")]
 Kind = Annotated[str, typer.Option("--method", help="linear: a classifier in the client's bits; knn: no training.")]
@@ -46,7 +46,7 @@ def probe(
     console, began, found = Console(), time.monotonic(), []
     for name in [run.client(client)] if client is not None else list(run.result.clients):
         found.append(probe_client(run, name, settings))
-        written = found[-1].write(source / "clients" / name)
+        written = found[-1].write(source / "clients" / name, draw=not everyone)
         if everyone:
             print_line(console, found[-1])
     if everyone:

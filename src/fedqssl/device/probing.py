@@ -85,15 +85,15 @@ class Probe:
             **self.outcome.to_json(),
         }
 
-    def write(self, folder: Path) -> list[Path]:
-        """Write ``probe.json`` and, if matplotlib is there, ``confusion.png`` and ``calibration`` beside it."""
+    def write(self, folder: Path, draw: bool = True) -> list[Path]:
+        """Write ``probe.json`` and, if matplotlib is there and ``draw`` is set, ``confusion.png`` (a third of a second)."""
         from fedqssl.device.drawing import draw_probe
         from fedqssl.runs.folder import write_atomically
 
         tag = self.settings.tag()
         path = folder / f"probe{tag}.json"
         write_atomically(path, (json.dumps(self.to_json(), indent=1) + "\n").encode())
-        return [path, *draw_probe(self, folder / f"confusion{tag}.png")]
+        return [path, *(draw_probe(self, folder / f"confusion{tag}.png") if draw else ())]
 
 
 def probe_client(run: FinishedRun, name: str, settings: ProbeSettings | None = None) -> Probe:
