@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import gc
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from fedqssl.bench.records import Record, Row, Skipped
 from fedqssl.bench.timing import interleaved, torch_threads
 
 FP32 = "fp32"
+PEERS = ("torch.ao int8", "onnxruntime fp32")
 Work = Callable[[], object]
 
 
@@ -100,35 +103,35 @@ def onnx_fp32(model: nn.Module, images: Tensor, threads: int) -> tuple[Work, int
     return (lambda: session.run(None, feed)), len(data)
 
 
-def _peak(work: Work) -> int | None:
-    """How far one call rises above what the process holds before it; None where the kernel does not tell."""
-    try:
-        work()
-        gc.collect()
-        before = status_bytes("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM to VmRSS
-        work()
-        return status_bytes("VmHWM") - before
-    except OSError:
-        return None
-
-
-def _peaks(work: dict[str, Work], threads: int) -> dict[str, int | None]:
-    """Peaks of all variants, with freed buffers given back at once (glibc); last of all, because that costs speed."""
-    try:
-        ctypes.CDLL("libc.so.6").mallopt(-3, 128 << 10)  # M_MMAP_THRESHOLD
-    except (OSError, AttributeError):
-        return dict.fromkeys(work)
-    with torch_threads(threads):
-        return {name: _peak(call) for name, call in work.items()}
-
-
 def _calling(model: nn.Module, x: Tensor) -> Work:
     def work() -> object:
         with torch.inference_mode():
             return model(x)
 
     return work
+
+
+def pictures(count: int) -> Tensor:
+    """Random images, the same for every variant."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(count, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)
+
+
+def variant(name: str, model: nn.Module, x: Tensor, threads: int) -> tuple[Work, dict[str, Any]]:
+    """One candidate by name: what to call, and what it is."""
+    if name == PEERS[0]:
+        quantized, size = ao_int8(model, x)
+        return _calling(quantized, x), {"variant": name, "bits": 8, "integer_layers": None, "model_bytes": size}
+    if name == PEERS[1]:
+        work, size = onnx_fp32(model, x, threads)
+        return work, {"variant": name, "bits": 32, "integer_layers": 0, "model_bytes": size}
+    if name == FP32:
+        fp32 = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        size = 4 * sum(t.numel() for t in (*fp32.parameters(), *fp32.buffers()))
+        return _calling(fp32, x), {"variant": FP32, "bits": 32, "integer_layers": 0, "model_bytes": size}
+    bits = int(name.removeprefix("fedqssl-"))
+    made, size, integers = lowbit(model, bits, x)
+    return _calling(made, x), {"variant": "fedqssl", "bits": bits, "integer_layers": integers, "model_bytes": size}
 
 
 def run(
@@ -144,25 +147,20 @@ def run(
     ``speedup`` is fp32's CPU time / the variant's, the median over interleaved repeats; ``integer_layers`` counts
     convolutions that run on integers, exactly. ``model_bytes`` is the stored model, ``peak_bytes`` what a call needs besides.
     """
-    generator = torch.Generator().manual_seed(1)
-    x = torch.rand(images, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)
+    x = pictures(images)
     work: dict[str, Work] = {}
     about: dict[str, dict[str, Any]] = {}
     skipped: list[Skipped] = []
+    wanted = [FP32, *(f"fedqssl-{s}" for s in bits), *(PEERS if peers else ())]
     with torch_threads(threads):
-        float_model = network(width)
-        fp32 = network(width).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        work[FP32] = _calling(fp32, x)
-        stored = 4 * sum(t.numel() for t in (*fp32.parameters(), *fp32.buffers()))
-        about[FP32] = {"variant": FP32, "bits": 32, "integer_layers": 0, "model_bytes": stored}
-        for s in bits:
-            model, size, integers = lowbit(float_model, s, x)
-            work[f"fedqssl-{s}"] = _calling(model, x)
-            about[f"fedqssl-{s}"] = {"variant": "fedqssl", "bits": s, "integer_layers": integers, "model_bytes": size}
-        if peers:
-            _add_peers(float_model, x, threads, work, about, skipped)
+        model = network(width)
+        for name in wanted:
+            try:
+                work[name], about[name] = variant(name, model, x, threads)
+            except PeerUnavailableError as error:
+                skipped.append(Skipped(name, str(error)))
     timings = interleaved(work, FP32, repeats=repeats, warmup=1, threads=threads)
-    peaks = _peaks(work, threads)
+    peaks = {name: _peak_apart(name, width, images, threads) for name in work}
     results: list[Row] = [
         {
             **about[name],
@@ -183,22 +181,29 @@ def run(
     return Record("inference", results, skipped, {**settings, "reference": "fp32 torch, channels_last, inference mode"})
 
 
-def _add_peers(
-    model: nn.Module,
-    x: Tensor,
-    threads: int,
-    work: dict[str, Work],
-    about: dict[str, dict[str, Any]],
-    skipped: list[Skipped],
-) -> None:
-    try:
-        quantized, size = ao_int8(model, x)
-        work["torch.ao-int8"] = _calling(quantized, x)
-        about["torch.ao-int8"] = {"variant": "torch.ao int8", "bits": 8, "integer_layers": None, "model_bytes": size}
-    except PeerUnavailableError as error:
-        skipped.append(Skipped("torch.ao int8", str(error)))
-    try:
-        work["onnxruntime"], size = onnx_fp32(model, x, threads)
-        about["onnxruntime"] = {"variant": "onnxruntime fp32", "bits": 32, "integer_layers": 0, "model_bytes": size}
-    except PeerUnavailableError as error:
-        skipped.append(Skipped("onnxruntime fp32", str(error)))
+def _peak_apart(name: str, width: int, images: int, threads: int) -> int | None:
+    """How far one call rises above what its process holds before it; in a process of its own, as in ``bench memory``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fedqssl.bench.inference", name, *map(str, (width, images, threads))],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"},
+        capture_output=True,
+        text=True,
+    )
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def _measure(arguments: Sequence[str]) -> int:
+    width, images, threads = map(int, arguments[1:])
+    torch.set_num_threads(threads)
+    work, _ = variant(arguments[0], network(width), pictures(images), threads)
+    work()
+    gc.collect()
+    before = status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM to VmRSS
+    work()
+    print(status_bytes("VmHWM") - before)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_measure(sys.argv[1:]))
