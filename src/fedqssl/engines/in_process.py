@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from fedqssl.engines.context import Context
+from fedqssl.engines.heap import keep_freed_memory
 from fedqssl.engines.sharing import Attachment, SharedImages
 from fedqssl.federated.algorithms.base import Where
 from fedqssl.federated.client import ClientMetrics, local_update
@@ -73,6 +74,7 @@ def _set_up(attachment: Attachment, lifeline: Connection) -> None:
         os._exit(1)  # the parent is gone already
     threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
     torch.set_num_threads(attachment.context.config.threads)
+    keep_freed_memory()
     _CONTEXT = attachment.open()
 
 
@@ -125,6 +127,7 @@ class InProcess:
 
     def __enter__(self) -> InProcess:
         torch.set_num_threads(self.context.config.threads)
+        keep_freed_memory()
         if self.workers > 1:
             spawn = multiprocessing.get_context("spawn")  # fork would copy a process with live OpenMP threads
             self.shared = SharedImages(self.context)
