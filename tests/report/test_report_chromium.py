@@ -1,11 +1,11 @@
 """The page in a real browser: every figure is drawn, nothing overflows or overlaps, the console stays clean."""
 
-import os
 import shutil
 
 import pytest
 
 from fedqssl.report import write_report
+from needed import unavailable
 
 SIZES = {"phone": (390, 844), "desktop": (1440, 900)}
 CHECK = """() => {
@@ -48,30 +48,6 @@ TRY = """() => {
   head.click();
   return [words, tip.hidden ? null : tip.textContent, head.getAttribute("aria-sort")];
 }"""
-
-
-def unavailable(why: str) -> None:
-    """Skip on a developer's machine; in .ci/run Chromium is installed, so its absence is a failure."""
-    if os.environ.get("FEDQSSL_CI") == "1":
-        pytest.fail(f"{why}, and FEDQSSL_CI=1 does not allow a skip")
-    pytest.skip(why)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
-        unavailable("no chromium on this machine (apt-get install chromium)")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        unavailable("no playwright (pip install 'fedqssl[dev]')")
-    with sync_playwright() as play:
-        found = play.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"], timeout=120_000
-        )
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,24 +1,12 @@
 """The upload page in headless Chromium: a person drops an image and sees the answer with probabilities."""
 
-import os
-import shutil
-
 import pytest
 from uploads import png
 
 
 @pytest.fixture(scope="module")
-def page():
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium: install it, so that the page is tested")
-        pytest.skip("no Chromium on this machine")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield browser.new_page()
-        browser.close()
+def page(browser):
+    return browser.new_page()
 
 
 def test_an_image_is_answered(page, address, tmp_path):
