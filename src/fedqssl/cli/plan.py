@@ -118,9 +118,11 @@ def _show_choices(found: Ledger, table: Devices, targets: Targets) -> dict[str, 
     from fedqssl.cost.tables import choice_lines, choice_table
     from fedqssl.federated.algorithms import ALGORITHMS
 
-    objective = getattr(ALGORITHMS[found.config.algorithm], "objective", None)
+    algorithm = ALGORITHMS[found.config.algorithm]
     with _telling(Console(stderr=True)) as say:
-        choices = Planner(found.config, found.sizes, targets, objective, say).plan(table)
+        choices = Planner(
+            found.config, found.sizes, targets, algorithm.objective, say, algorithm.upload
+        ).plan(table)
     console = Console()
     console.print()
     console.print(choice_table(choices))
@@ -147,9 +149,11 @@ def _ledger(config: RunConfig, measure: bool) -> Ledger:
             raise ValueError(f"unknown algorithm {config.algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
         say(f"counting the images of {config.data}")
         sizes = client_sizes(config)
-        objective = getattr(ALGORITHMS[config.algorithm], "objective", None)
+        algorithm = ALGORITHMS[config.algorithm]
         seconds = MEASURE_SECONDS if measure else None
-        return ledger(config, sizes, objective=objective, measure_seconds=seconds, say=say)
+        return ledger(
+            config, sizes, objective=algorithm.objective, upload=algorithm.upload, measure_seconds=seconds, say=say
+        )
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from torch import fx
 
 from fedqssl.cost.amounts import BitOperations, Memory
 from fedqssl.cost.measure import MeasuredStep, Say, measure_step, silent
@@ -12,6 +15,9 @@ from fedqssl.cost.trace import Trace, trace
 from fedqssl.cost.training import Training
 from fedqssl.cost.wire import Wire, wire
 
+Upload = Callable[[fx.GraphModule, int], bytes]
+"""What a client sends for a model in this many bits."""
+
 
 @dataclass(frozen=True, eq=False)
 class Bitwidth:
@@ -20,7 +26,8 @@ class Bitwidth:
     Args:
         bits: s, or 32.
         training: what is trained.
-        wire: the initial model's container.
+        wire: the initial model's container, which the server sends.
+        upload: bytes that a client sends.
         trace: the layers' shapes and bits.
         rule: what a client keeps per weight.
         measured: one step on this machine, or None.
@@ -29,6 +36,7 @@ class Bitwidth:
     bits: int
     training: Training
     wire: Wire
+    upload: int
     trace: Trace
     rule: str = "stored"
     measured: MeasuredStep | None = None
@@ -55,16 +63,19 @@ def study(
     measure_seconds: float | None = None,
     say: Say = silent,
     warm: bool = True,
+    upload: Upload | None = None,
 ) -> Bitwidth:
     """Convert the network to ``bits``, pack it, trace it, and time a step if ``measure_seconds`` allows some.
 
-    ``warm``: run an untimed step first, for what a process does only once.
+    ``warm``: run an untimed step first, for what a process does only once. ``upload``: of an algorithm whose clients do not send
+    their model's container.
     """
     say("converting the network")
     model = training.converted(bits)
     buffer, layers = wire(model), trace(model, training.image)
     measured = measure_step(model, training, rule, measure_seconds, say, warm) if measure_seconds else None
-    return Bitwidth(bits, training, buffer, layers, rule, measured)
+    sent = buffer.total if upload is None else len(upload(model, bits))
+    return Bitwidth(bits, training, buffer, sent, layers, rule, measured)
 
 
-__all__ = ["Bitwidth", "study"]
+__all__ = ["Bitwidth", "Upload", "study"]

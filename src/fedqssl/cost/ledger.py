@@ -10,7 +10,7 @@ from typing import Any
 
 from fedqssl.config import RunConfig
 from fedqssl.cost.amounts import BitOperations, Memory
-from fedqssl.cost.bitwidth import Bitwidth, study
+from fedqssl.cost.bitwidth import Bitwidth, Upload, study
 from fedqssl.cost.measure import Say, silent
 from fedqssl.cost.sizes import Sizes, client_sizes
 from fedqssl.cost.trace import FLOAT
@@ -207,9 +207,9 @@ def one_client(
         known[width.bits, batch] = width.operations(batch), width.memory(batch)
     operations, memory = known[width.bits, batch]
     steps = width.training.steps(images) * config.local_epochs if work.clients_train else 0
-    traffic = width.wire.total if work.traffic else 0
+    down, up = (width.wire.total, width.upload) if work.traffic else (0, 0)
     rounds = config.rounds * work.participants / clients
-    return ClientCost(name, width.bits, images, batch, steps, operations * steps, memory, traffic, traffic, rounds)
+    return ClientCost(name, width.bits, images, batch, steps, operations * steps, memory, down, up, rounds)
 
 
 def _clients(config: RunConfig, sizes: Sizes, of: Mapping[str, Bitwidth], work: RoundWork) -> dict[str, ClientCost]:
@@ -259,6 +259,7 @@ def ledger(
     training: Training | None = None,
     work: RoundWork | None = None,
     objective: str | None = None,
+    upload: Upload | None = None,
     measure_seconds: float | None = None,
     say: Say = silent,
 ) -> Ledger:
@@ -270,6 +271,7 @@ def ledger(
         training: what is trained; by default what the configuration names.
         work: what a round asks; by default that of ``config.algorithm``.
         objective: of an algorithm that has its own (``ALGORITHMS[config.algorithm].objective``).
+        upload: likewise (``ALGORITHMS[config.algorithm].upload``).
         measure_seconds: also run a step per bitwidth, taking about this long in all; without it formulas only.
         say: told what is being done.
 
@@ -288,7 +290,7 @@ def ledger(
     rule = client_rule(config)
 
     def one(b: int) -> Bitwidth:
-        return study(training, b, rule, each, lambda line: say(f"{b} bits: {line}"), warm=b == wanted[0])
+        return study(training, b, rule, each, lambda line: say(f"{b} bits: {line}"), b == wanted[0], upload)
 
     widths = {b: one(b) for b in wanted}
     clients = _clients(config, sizes, {n: widths[b] for n, b in bits.items()}, work)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fedqssl.config import ConfigError, RunConfig
 from fedqssl.cost.amounts import BitOperations, Memory
-from fedqssl.cost.bitwidth import Bitwidth, study
+from fedqssl.cost.bitwidth import Bitwidth, Upload, study
 from fedqssl.cost.devices import Device, DeviceRound, Devices, device_round, read_devices
 from fedqssl.cost.ledger import ClientCost, client_rule, one_client
 from fedqssl.cost.measure import Say, silent
@@ -79,8 +79,10 @@ class Planner:
         targets: Targets | None = None,
         objective: str | None = None,
         say: Say = silent,
+        upload: Upload | None = None,
     ) -> None:
         self.config, self.targets, self.objective, self.say = config, targets or Targets(), objective, say
+        self.upload = upload
         self.sizes = sizes if sizes is not None else client_sizes(config)
         self.work = round_work(config, len(self.sizes.clients))
         self._widths: dict[tuple[int, int], Bitwidth] = {}
@@ -93,7 +95,11 @@ class Planner:
             config = self.config.model_copy(update={"width": key[1]})
             training = training_of(config, self.sizes.image, self.objective, self.sizes.classes)
             self._widths[key] = study(
-                training, bits, client_rule(config), say=lambda line: self.say(f"{bits} bits: {line}")
+                training,
+                bits,
+                client_rule(config),
+                say=lambda line: self.say(f"{bits} bits: {line}"),
+                upload=self.upload,
             )
         return self._widths[key]
 
@@ -212,7 +218,9 @@ def _against(choice: Choice) -> str:
     return ""
 
 
-def with_device_bits(config: RunConfig, objective: str | None = None, say: Say = silent) -> RunConfig:
+def with_device_bits(
+    config: RunConfig, objective: str | None = None, say: Say = silent, upload: Upload | None = None
+) -> RunConfig:
     """The configuration with the bits that its device table allows; itself if ``devices`` is not set.
 
     Raises:
@@ -221,7 +229,7 @@ def with_device_bits(config: RunConfig, objective: str | None = None, say: Say =
     if config.devices is None:
         return config
     table = read_devices(config.devices)
-    choices = Planner(config, objective=objective, say=say).plan(table)
+    choices = Planner(config, objective=objective, say=say, upload=upload).plan(table)
     if stuck := impossible_lines(choices):
         more = f" (and {len(stuck) - 1} more; see fedqssl plan)" if len(stuck) > 1 else ""
         raise ConfigError(f"{config.devices}: {stuck[0]}{more}")

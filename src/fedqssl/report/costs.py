@@ -56,7 +56,8 @@ def _costs(run: RunData) -> Costs:
 
     image = run.image or (1 if run.config.data == "digits" else 3, 32, 32)
     sizes = Sizes(run.train, run.buffer, image, classes=run.classes or 10)
-    found = ledger(run.config, sizes, objective=ALGORITHMS[run.config.algorithm].objective)
+    algorithm = ALGORITHMS[run.config.algorithm]
+    found = ledger(run.config, sizes, objective=algorithm.objective, upload=algorithm.upload)
     batch = run.config.batch_size
 
     def amounts(bits: int) -> Amounts:

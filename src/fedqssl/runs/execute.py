@@ -36,7 +36,8 @@ def start(
     """Run a configuration in a new folder; ``progress`` shows more than the lines that go to ``say``."""
     _check(config)
     RunFolder.check_new(out, overwrite)
-    config = with_device_bits(config, ALGORITHMS[config.algorithm].objective)
+    algorithm = ALGORITHMS[config.algorithm]
+    config = with_device_bits(config, algorithm.objective, upload=algorithm.upload)
     context = build_context(config)
     context.task.converted(
         min(context.bits.values())

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from torch import fx
+
 from fedqssl.federated.client import Client, local_update
 from fedqssl.federated.server.validate import Check, check_model
 from fedqssl.federated.state import State
@@ -87,6 +89,7 @@ class Algorithm:
         server: from what arrived to the aggregated state and the payloads sent back.
         client: what a client does with its payload; Algorithm 2 on local images by default.
         check: raises ContainerError for an upload that the server must not use.
+        upload: what a client sends for a model in so many bits, if that is not its container; for the cost ledger.
         objective: what is trained, if the algorithm does not leave it to the configuration.
         has_clients: whether clients take part at all (controls such as ``server_only`` do without).
         federates: whether models travel; if not (``local_only``), no bytes are counted.
@@ -97,6 +100,7 @@ class Algorithm:
     server: Server
     client: Client = local_update
     check: Check = check_model
+    upload: Callable[[fx.GraphModule, int], bytes] | None = None
     objective: str | None = None
     has_clients: bool = True
     federates: bool = True

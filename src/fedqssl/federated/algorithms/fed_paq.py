@@ -6,6 +6,8 @@ float model and adds the mean, ``w <- w + sum_k |D_k|/|D| Q(Delta_k)`` (their Eq
 
 from __future__ import annotations
 
+import torch
+
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
 from fedqssl.federated.client import ClientMetrics, LocalJob, train_locally
 from fedqssl.federated.randomness import generator
@@ -42,5 +44,6 @@ FED_PAQ = Algorithm(
     add_updates,
     client=fed_paq,
     check=check_update,
+    upload=lambda model, bits: encode_update(read_state(model), bits, torch.Generator()),
     objective=SUPERVISED,
 )
