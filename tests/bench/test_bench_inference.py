@@ -11,7 +11,20 @@ from fedqssl.cli.main import app
 def test_inference(tmp_path):
     pytest.importorskip("onnxruntime")
     path = tmp_path / "inference.json"
-    words = ["bench", "inference", "--width", "8", "--images", "2", "--bits", "2,8", "--repeats", "1", "--json", str(path)]
+    words = [
+        "bench",
+        "inference",
+        "--width",
+        "8",
+        "--images",
+        "2",
+        "--bits",
+        "2,8",
+        "--repeats",
+        "1",
+        "--json",
+        str(path),
+    ]
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 0, found.output
     record = json.loads(path.read_text())

@@ -76,7 +76,7 @@ def test_tables_share_cells_and_settings_of_one_algorithm_reach_it_alone():
     assert {cell.name for cell in one & two} == {"cifar10-full-fed_simclr-seed0", "cifar10-full-fed_qssl-seed0"}
     assert {cell.config.data for cell in one} == {"parquet:here"}
     base = next(iter(plan.points(EXPERIMENTS["figure3"], 0)))
-    assert base[1] in one  # beta = 0.1 is table 1's own cell
+    assert base[2] in one  # beta = 0.1 is table 1's own cell
     import dataclasses
 
     tuned = Plan(dataclasses.replace(SMALL, algorithms={"fed_avg": {"lr": 0.07}}), {})

@@ -86,7 +86,9 @@ def inference(
     bits: Bits = "2,4,6,8,12",
     repeats: Repeats = 7,
     threads: Threads = 1,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Measure torch.ao int8 and onnxruntime too.")] = True,
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Measure torch.ao int8 and onnxruntime too.")
+    ] = True,
     json: JsonFile = None,
 ) -> None:
     """Images per second of a forward pass against fp32, torch.ao int8 and onnxruntime, interleaved (above 1 is faster)."""

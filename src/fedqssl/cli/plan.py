@@ -120,9 +120,7 @@ def _show_choices(found: Ledger, table: Devices, targets: Targets) -> dict[str, 
 
     algorithm = ALGORITHMS[found.config.algorithm]
     with _telling(Console(stderr=True)) as say:
-        choices = Planner(
-            found.config, found.sizes, targets, algorithm.objective, say, algorithm.upload
-        ).plan(table)
+        choices = Planner(found.config, found.sizes, targets, algorithm.objective, say, algorithm.upload).plan(table)
     console = Console()
     console.print()
     console.print(choice_table(choices))

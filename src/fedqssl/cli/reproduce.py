@@ -30,6 +30,8 @@ class What(str, Enum):
     figure3 = "figure3"
     figure4 = "figure4"
     figure5 = "figure5"
+    figure_server = "figure_server"
+    figure_temperature = "figure_temperature"
     all = "all"
 
 
@@ -41,7 +43,7 @@ class Size(str, Enum):
     paper = "paper"
 
 
-Names = Annotated[list[What], typer.Argument(help="Tables and figures of the paper; table_low is our own.")]
+Names = Annotated[list[What], typer.Argument(help="Tables and figures of the paper; names with a _ are our own.")]
 ScaleName = Annotated[
     Size,
     typer.Option(

@@ -150,7 +150,9 @@ class Planner:
                 parts = [] if width == self.config.width else [f"width={width}"]
                 parts += [] if batch == cost.batch else [f"batch_size={batch}"]
                 return f"{' '.join(parts)} would fit in {cost.bits} bits"
-        return f"a step in {cost.bits} bits needs {bytes_text(needed(cost.memory))}; use a smaller model or another device"
+        return (
+            f"a step in {cost.bits} bits needs {bytes_text(needed(cost.memory))}; use a smaller model or another device"
+        )
 
     def _narrower(self) -> list[int]:
         """The network's width, its half, its quarter, ..."""

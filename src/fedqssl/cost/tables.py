@@ -301,4 +301,13 @@ def detail_tables(ledger: Ledger) -> Sequence[Table]:
     return [operations_table(ledger), memory_table(ledger), *([check] if check else []), server_table(ledger)]
 
 
-__all__ = ["choice_lines", "choice_table", "detail_tables", "device_lines", "device_table", "headline", "notes", "plan_tables"]
+__all__ = [
+    "choice_lines",
+    "choice_table",
+    "detail_tables",
+    "device_lines",
+    "device_table",
+    "headline",
+    "notes",
+    "plan_tables",
+]

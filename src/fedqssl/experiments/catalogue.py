@@ -1,4 +1,4 @@
-"""What each table and figure of the paper consists of; and ``table_low``, our own with 2- to 4-bit clients."""
+"""What each table and figure of the paper consists of; and our own: ``table_low``, ``figure_server``, ``figure_temperature``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Table:
 
 @dataclass(frozen=True)
 class AblationFigure:
-    """Accuracy of one row over the values of a setting (``Scale.points``)."""
+    """Accuracy of one or more rows over the values of a setting (``Scale.points``)."""
 
     name: str
     title: str
@@ -69,12 +69,7 @@ class AblationFigure:
     axis: str
     logarithmic: bool = True
     dataset: str = "cifar10"
-    row: Row = Row("fed_qssl", "config1")
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """The one row."""
-        return (self.row,)
+    rows: tuple[Row, ...] = (Row("fed_qssl", "config1"),)
 
 
 @dataclass(frozen=True)
@@ -167,6 +162,22 @@ FIGURES: dict[str, AblationFigure | CostFigure] = {
             "local_epochs",
             "local epochs E",
             logarithmic=False,
+        ),
+        AblationFigure(
+            "figure_server",
+            "what federation adds at equal server work: Fed-QSSL and the server alone",
+            "Server work",
+            "server.dequantize_epochs",
+            "server epochs on the buffer per client and round",
+            logarithmic=False,
+            rows=(Row("fed_qssl", "config1"), Row("server_only", "config1")),
+        ),
+        AblationFigure(
+            "figure_temperature",
+            "Fed-QSSL over the temperature of the aggregation weights",
+            "Temperature of the aggregation weights",
+            "aggregation.temperature",
+            "temperature of softmax(-loss / temperature)",
         ),
     )
 }

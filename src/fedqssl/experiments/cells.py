@@ -70,16 +70,18 @@ class Plan:
             config = moved
         return Cell(f"{base.label}-{row.precision}-{row.algorithm}{point}-seed{seed}", config)
 
-    def points(self, figure: AblationFigure, seed: int) -> list[tuple[float, Cell]]:
-        """The cells of an ablation by the setting's value."""
+    def points(self, figure: AblationFigure, seed: int) -> list[tuple[Row, float, Cell]]:
+        """The cells of an ablation by row and the setting's value."""
         values = self.scale.points[figure.name]
-        return [(v, self.cell(figure.dataset, figure.row, seed, (figure.setting, v))) for v in values]
+        return [
+            (row, v, self.cell(figure.dataset, row, seed, (figure.setting, v))) for row in figure.rows for v in values
+        ]
 
     def cells(self, experiment: Experiment, seeds: Sequence[int], only: frozenset[str] | None = None) -> list[Cell]:
         """All cells of a table or figure; ``only``: of these algorithms."""
         rows = [row for row in experiment.rows if only is None or row.algorithm in only]
         if isinstance(experiment, AblationFigure):
-            return [cell for seed in seeds for _, cell in self.points(experiment, seed)] if rows else []
+            return [cell for seed in seeds for row, _, cell in self.points(experiment, seed) if row in rows]
         return [self.cell(experiment.dataset, row, seed) for seed in seeds for row in rows]
 
 

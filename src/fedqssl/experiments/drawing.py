@@ -73,12 +73,17 @@ def _save(canvas: Any, path: Path) -> Path:
 
 def _ablation(canvas: Any, axis: Any, figure: AblationFigure, points: Sequence[Mapping[str, Any]]) -> None:
     """Global and local accuracy over the setting's values."""
-    values = [p[figure.setting] for p in points]
-    for name, look in LINES.items():
-        heights = [p[name] for p in points]
-        if any(height is not None for height in heights):
-            label = "global accuracy" if name == "global" else "local accuracy (mean of clients)"
-            axis.errorbar(values, heights, yerr=_bars(points, name), capsize=3, label=label, **look)
+    values = sorted({p[figure.setting] for p in points})
+    several = len(figure.rows) > 1
+    for i, row in enumerate(figure.rows):
+        mine = [p for p in points if p["algorithm"] == row.algorithm]
+        for name, look in LINES.items():
+            if any(p[name] is not None for p in mine):
+                label = "global accuracy" if name == "global" else "local accuracy (mean of clients)"
+                label = f"{row.title}: {name}" if several else label
+                fill = {"markerfacecolor": "white", "alpha": 0.75} if i else {}
+                places, heights = [p[figure.setting] for p in mine], [p[name] for p in mine]
+                axis.errorbar(places, heights, yerr=_bars(mine, name), capsize=3, label=label, **look, **fill)
     if figure.logarithmic:
         axis.set_xscale("log")
     axis.set_xticks(values, [f"{v:g}" for v in values])

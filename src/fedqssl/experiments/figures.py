@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from fedqssl.cost import Ledger, ledger, sizes_of
 from fedqssl.cost.units import bytes_text, operations_text
 from fedqssl.data.partition import Partition
 from fedqssl.experiments import drawing, paper
-from fedqssl.experiments.catalogue import AblationFigure, CostFigure, Row
+from fedqssl.experiments.catalogue import NAMES, AblationFigure, CostFigure, Row
 from fedqssl.experiments.cells import Cell, Plan, State, read_json, state_of
 from fedqssl.experiments.collect import measure, measure_row, seeds_in
 from fedqssl.experiments.describe import protocol_line, scale_line, settings
@@ -37,8 +38,7 @@ class Plotted:
 
     def to_json(self) -> dict[str, Any]:
         """The whole of ``<name>.json``."""
-        row = self.figure.row if isinstance(self.figure, AblationFigure) else self.figure.rows[0]
-        config = self.plan.cell(self.figure.dataset, row, 0).config
+        config = self.plan.cell(self.figure.dataset, self.figure.rows[0], 0).config
         return {
             "name": self.figure.name,
             "title": self.figure.title,
@@ -59,8 +59,8 @@ class Plotted:
             bits = "; ".join(f"{p['precision']}: {bits_text(p['bits'])}" for p in self.points)
             notes.insert(0, f"{COUNTED[self.figure.quantity]} {bits}.")
         else:
-            columns = (self.figure.setting, "Global", "Local", "Seeds")
-            rows = [(f"{p[self.figure.setting]:g}", *_accuracies(p), str(p["seeds"])) for p in self.points]
+            columns = ("Algorithm", self.figure.setting, "Global", "Local", "Weights", "Seeds")
+            rows = [_ablation_text(self.figure, p) for p in self.points]
             notes[-1] = f"{self.figure.setting} varies; otherwise {notes[-1]}"
         return Grid(title, columns, (tuple(rows),), tuple(notes), self.figure.name)
 
@@ -70,6 +70,13 @@ def _accuracies(point: dict[str, Any]) -> tuple[str, str]:
         accuracy(point["global"], point["global_deviation"]),
         accuracy(point["local"], point["local_deviation"]),
     )
+
+
+def _ablation_text(figure: AblationFigure, point: dict[str, Any]) -> tuple[str, ...]:
+    weights = point["weights"]
+    spread = f"{weights[0]:.3f}-{weights[1]:.3f}" if weights else "–"
+    name = NAMES[point["algorithm"]]
+    return (name, f"{point[figure.setting]:g}", *_accuracies(point), spread, str(point["seeds"]))
 
 
 def _cost_text(figure: CostFigure, points: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -94,20 +101,31 @@ def plot(figure: Figure, plan: Plan, out: Path) -> Plotted:
 
 
 def _ablation(figure: AblationFigure, plan: Plan, out: Path) -> list[dict[str, Any]]:
-    by_value: dict[float, list[Cell]] = {}
+    of: dict[tuple[Row, float], list[Cell]] = {}
     for seed in seeds_in(out):
-        for value, cell in plan.points(figure, seed):
-            by_value.setdefault(value, []).append(cell)
-    found = {value: measure(cells, out) for value, cells in sorted(by_value.items())}
+        for row, value, cell in plan.points(figure, seed):
+            of.setdefault((row, value), []).append(cell)
+    found = {key: measure(cells, out) for key, cells in of.items()}
     return [
         {
+            "algorithm": row.algorithm,
             figure.setting: value,
             **drawing.accuracies(mine),
+            "weights": weights_in([cell for cell in of[row, value] if cell.config.seed in mine.runs], out),
             "seeds": len(mine.runs),
         }
-        for value, mine in found.items()
+        for (row, value), mine in sorted(found.items(), key=lambda item: (figure.rows.index(item[0][0]), item[0][1]))
         if mine.runs
     ]
+
+
+def weights_in(cells: Sequence[Cell], out: Path) -> list[float] | None:
+    """The smallest and the largest aggregation weight in any round of these runs; None where nothing is averaged."""
+    found: list[float] = []
+    for cell in cells:
+        for line in (cell.folder(out) / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            found += json.loads(line)["weights"].values()
+    return [round(min(found), 6), round(max(found), 6)] if found else None
 
 
 def _cost_point(figure: CostFigure, plan: Plan, row: Row, out: Path) -> dict[str, Any] | None:

@@ -51,6 +51,8 @@ SAYS = {
     "figure4": "when a smaller global buffer is used the global accuracy deteriorates while the local accuracy remains mostly "
     "unchanged",
     "figure5": "as more training epochs are used in local training, Fed-QSSL achieves higher accuracy",
+    "figure_server": "nothing; it has no such control",
+    "figure_temperature": "nothing; its weights are softmax(-loss), a temperature of 1",
 }
 """What the text says of each figure (Sec. 5, Computation and Memory Saving; Ablation Study)."""
 
