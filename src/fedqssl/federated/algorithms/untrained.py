@@ -1,7 +1,8 @@
 """Control: random weights. What is below it has learnt nothing.
 
-Only batch-norm statistics are taken from the buffer: without them the features of random weights are not normalised, and the
-control would be weaker than it need be.
+Batch-norm statistics are taken from the buffer, as every trained row has them. That makes the control stronger where a network
+is shallow (``small_cnn`` on ``scenes``: 61% against 40% without) and weaker where it is deep: a ResNet-18 as torch initialises
+it, with batch norm that does nothing yet, has the better random features (``fedqssl bench learning --bits 0``).
 """
 
 from __future__ import annotations
