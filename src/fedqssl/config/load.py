@@ -19,7 +19,10 @@ else:
     import tomli as tomllib
 
 _PROTOCOL_VERSION = 1
-_NOT_ACCURACY = ("data_dir", "devices", "seed", "threads", "workers", "engine", "track", "evaluation.knn_every")
+_NOT_ACCURACY = (
+    *("data_dir", "devices", "seed", "threads", "workers", "track", "evaluation.knn_every"),
+    *("engine", "client_cpus", "client_gpus", "deadline"),
+)
 _ONLY_FOR = {"beta": "dirichlet", "classes_per_client": "classes", "minority": "skew"}
 
 

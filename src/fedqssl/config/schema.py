@@ -194,7 +194,13 @@ class RunConfig(_Section):
     workers: Count = 2
     """Processes that train clients at the same time."""
     engine: Word = "in_process"
-    """What carries the messages."""
+    """What carries the messages: ``in_process``, or ``flower-sim`` for Flower's simulation on Ray."""
+    client_cpus: Positive = 1.0
+    """Of ``engine = "flower-sim"``: cores that Ray sets aside for one client."""
+    client_gpus: Annotated[float, Field(ge=0)] = 0.0
+    """Of ``engine = "flower-sim"``: GPUs, or a part of one, that Ray sets aside for one client."""
+    deadline: MaybePositive = None
+    """Seconds after which a round goes on without the clients that have not replied, where messages travel."""
     track: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
     """Where else each round's figures go; needs the extra of the same name."""
 

@@ -11,14 +11,20 @@ from fedqssl.data.images import ImageSet
 from fedqssl.data.partition import Partition, build_partition
 from fedqssl.data.registry import load_dataset
 from fedqssl.federated.algorithms import ALGORITHMS, Algorithm
-from fedqssl.federated.client import LocalJob, LocalSettings
+from fedqssl.federated.client import LocalJob
+from fedqssl.federated.order import Member, Order
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import LowBitOptions
 
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A run's configuration with everything that derives from it."""
+    """A run's configuration with everything that derives from it.
+
+    In a simulation ``train`` holds all images, and the partition says whose they are. On real machines clients keep theirs:
+    ``train`` and ``test`` are the server's labeled images for the evaluation (none without), ``public`` its buffer, and the
+    partition tells no more than how many images each client has.
+    """
 
     config: RunConfig
     task: Task
@@ -26,36 +32,45 @@ class Context:
     test: ImageSet
     partition: Partition
     bits: dict[str, int]
+    public: torch.Tensor | None = None
 
     @property
     def algorithm(self) -> Algorithm:
         """The run's algorithm."""
         return ALGORITHMS[self.config.algorithm]
 
+    @property
+    def labels(self) -> torch.Tensor | None:
+        """What the partition's indices point at; None for data without labels, and where clients keep theirs."""
+        return self.train.labels if self.public is None else None
+
+    def order(self, round_number: int, lr: float, plainly: bool = False) -> Order:
+        """What the server tells every client of a round with this learning rate."""
+        low, config = self.config.lowbit, self.config
+        how = low.rule, low.scale, low.rounding, config.fedprox.mu, plainly
+        return Order(round_number, lr, config.algorithm, self.task, config.local_epochs, *how)
+
+    def member(self, name: str) -> Member:
+        """A client's own images and labels."""
+        index, labels = self.partition.clients[name].train, self.labels
+        return Member(name, self.bits[name], self.train.images[index], None if labels is None else labels[index])
+
+    def buffer(self) -> torch.Tensor:
+        """Images of the server's buffer D_g."""
+        return self.train.images[self.partition.buffer] if self.public is None else self.public
+
     def local_job(self, name: str, round_number: int, lr: float) -> LocalJob:
-        """What this client does in a round with this learning rate; its labels go along only if the task is supervised."""
-        low, index = self.config.lowbit, self.partition.clients[name].train
-        settings = LocalSettings(
-            self.bits[name],
-            self.config.local_epochs,
-            lr,
-            low.rule,
-            low.scale,
-            low.rounding,
-            self.config.fedprox.mu,
-        )
-        labels = self.train.labels if self.task.supervised else None
-        return LocalJob(
-            name,
-            round_number,
-            self.train.images[index],
-            self.task,
-            settings,
-            None if labels is None else labels[index],
-        )
+        """What this client does in a round with this learning rate."""
+        return self.order(round_number, lr).job(self.member(name))
 
     def everyone(self) -> torch.Tensor:
-        """Indices of all clients' training images."""
+        """Indices of all clients' training images.
+
+        Raises:
+            ValueError: they are not in one place.
+        """
+        if self.public is not None:
+            raise ValueError(f"{self.config.algorithm} needs all clients' images in one place, and they are not")
         return torch.cat([self.partition.clients[name].train for name in sorted(self.bits)])
 
 

@@ -10,12 +10,12 @@ from fedqssl.engines.context import Context
 
 def describe_data(context: Context) -> dict[str, Any]:
     """Shape of an image, class names (None if unknown), and images of each class by client (None without labels)."""
-    train = context.train
+    names, labels = context.train.class_names, context.labels
     return {
-        "image": list(train.images.shape[1:]),
+        "image": list(context.buffer().shape[1:]),
         "classes": context.task.classes,
-        "class_names": None if train.class_names is None else list(train.class_names),
-        "labels": None if train.labels is None else label_counts(context.partition, train.labels),
+        "class_names": None if names is None else list(names),
+        "labels": None if labels is None else label_counts(context.partition, labels),
     }
 
 

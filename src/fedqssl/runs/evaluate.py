@@ -46,7 +46,7 @@ def knn_monitor(context: Context, aggregated: fx.GraphModule) -> float | None:
 @torch.no_grad()
 def collapse_monitor(context: Context, aggregated: fx.GraphModule) -> Collapse:
     """Label-free signals of the aggregated model on views of the buffer; the same views in every round."""
-    images = context.train.images[context.partition.buffer[:COLLAPSE_IMAGES]]
+    images = context.buffer()[:COLLAPSE_IMAGES]
     aggregated.eval()
     views = two_views(images, generator(context.config.seed, "collapse signals"))
     x, y = feature_extractor(aggregated)(views).flatten(1).chunk(2)

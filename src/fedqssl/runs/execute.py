@@ -6,6 +6,8 @@ import hashlib
 import json
 import platform
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -15,19 +17,29 @@ from fedqssl.config import RunConfig, load_config, to_toml
 from fedqssl.config.keys import nearest
 from fedqssl.cost.planner import with_device_bits
 from fedqssl.engines.context import Context, build_context
+from fedqssl.engines.engine import Engine
+from fedqssl.engines.flower import check_flower, flower_simulation
 from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.server_side import Tick
 from fedqssl.evaluation.collapse import Collapse
 from fedqssl.federated.algorithms import ALGORITHMS
 from fedqssl.quant import kernels
 from fedqssl.runs.describe import describe_data
-from fedqssl.runs.finish import finish
-from fedqssl.runs.folder import RunError, RunFolder
+from fedqssl.runs.evaluate import client_accuracies
+from fedqssl.runs.finish import Accuracies, finish
+from fedqssl.runs.folder import Checkpoint, RunError, RunFolder
 from fedqssl.runs.play import first_checkpoint, play
 from fedqssl.runs.progress import Progress, Say, round_line
 from fedqssl.runs.result import RunResult
 from fedqssl.runs.tracking import check_tracking, tracking
 
-ENGINES = ["in_process"]
+ENGINES: dict[str, Callable[[Context, Tick], AbstractContextManager[Engine]]] = {
+    "in_process": InProcess,
+    "flower-sim": flower_simulation,
+}
+"""By name; ``fedqssl deploy`` has one more, ``flower``, which no other command can start."""
+Arrivals = Callable[[Context, Checkpoint], tuple[Context, Checkpoint]]
+"""The same with clients that have come since: they have bits, a size and a model to begin with."""
 
 
 def start(
@@ -68,9 +80,13 @@ def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) 
 
 
 def _check(config: RunConfig) -> None:
-    for kind, name, known in (("algorithm", config.algorithm, list(ALGORITHMS)), ("engine", config.engine, ENGINES)):
+    if config.engine == "flower":
+        raise RunError("a run on real machines is started and continued with fedqssl deploy start")
+    for kind, name, known in (("algorithm", config.algorithm, [*ALGORITHMS]), ("engine", config.engine, [*ENGINES])):
         if name not in known:
             raise RunError(f"unknown {kind} {name!r}{nearest(name, known)} ({kind}s: {', '.join(known)})")
+    if config.engine == "flower-sim":
+        check_flower()
     check_tracking(config.track)
 
 
@@ -127,15 +143,37 @@ def run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunRe
 
 
 def _run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunResult:
-    config = context.config
     checkpoint = folder.latest() or first_checkpoint(context)
+    with ENGINES[context.config.engine](context, progress.tick) as engine:
+        return play_to_end(context, engine, folder, checkpoint, progress)
+
+
+def _nobody_new(context: Context, checkpoint: Checkpoint) -> tuple[Context, Checkpoint]:
+    return context, checkpoint
+
+
+def play_to_end(
+    context: Context,
+    engine: Engine,
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    progress: Progress,
+    arrivals: Arrivals = _nobody_new,
+    accuracies: Accuracies = client_accuracies,
+) -> RunResult:
+    """The rounds after a checkpoint, each with a checkpoint of its own, then the evaluation.
+
+    ``arrivals`` is asked before each round for clients that are new; ``accuracies`` says how clients' own models are judged.
+    """
+    config = context.config
     folder.cut_metrics(checkpoint.rounds_done)
     if checkpoint.rounds_done:
         progress.say(f"going on after round {checkpoint.rounds_done} of {config.rounds}")
     began, first = time.monotonic(), checkpoint.rounds_done
-    with tracking(config, folder, first, progress.say) as tracker, InProcess(context, progress.tick) as engine:
+    with tracking(config, folder, first, progress.say) as tracker:
         for round_number in range(first, config.rounds):
             progress.round(round_number + 1, config.rounds)
+            context, checkpoint = arrivals(context, checkpoint)
             checkpoint, line = play(context, engine, checkpoint, round_number)
             folder.append_metrics(line)
             folder.save(checkpoint)
@@ -143,7 +181,7 @@ def _run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunR
             progress.say(round_line(line, config.rounds, left))
             _warn(line, progress)
             tracker.round(line)
-        result = finish(context, engine, folder, checkpoint, progress)
+        result = finish(context, engine, folder, checkpoint, progress, accuracies)
         tracker.result(result)
         return result
 

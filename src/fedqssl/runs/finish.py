@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from fedqssl.config import protocol
 from fedqssl.engines.context import Context
-from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.engine import Engine
 from fedqssl.runs.evaluate import client_accuracies, global_accuracy, has_labels
 from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
 from fedqssl.runs.play import learning_rate
@@ -13,8 +15,17 @@ from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import ClientResult, RunResult
 
 
+Accuracies = Callable[[Context, Mapping[str, bytes]], dict[str, float]]
+"""Of each client's own model on its own held-out images, where that can be measured."""
+
+
 def finish(
-    context: Context, engine: InProcess, folder: RunFolder, checkpoint: Checkpoint, progress: Progress
+    context: Context,
+    engine: Engine,
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    progress: Progress,
+    accuracies: Accuracies = client_accuracies,
 ) -> RunResult:
     """Evaluate, hand every client its model, write the result."""
     config = context.config
@@ -27,7 +38,7 @@ def finish(
         rate = learning_rate(config, config.rounds - 1)
         replies, _ = engine.train_clients(own, config.rounds, rate, plainly=True)
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
-    local = client_accuracies(context, own)
+    local = accuracies(context, own)
     clients = {name: _hand_out(context, folder, checkpoint, name, local.get(name)) for name in sorted(context.bits)}
     known = [c.local_accuracy for c in clients.values() if c.local_accuracy is not None]
     result = RunResult(

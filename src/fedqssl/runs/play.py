@@ -12,7 +12,7 @@ from torch import fx
 
 from fedqssl.config import RunConfig
 from fedqssl.engines.context import Context
-from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.engine import Engine
 from fedqssl.federated.algorithms import Arrived, Round
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.randomness import generator
@@ -50,9 +50,7 @@ def first_checkpoint(context: Context) -> Checkpoint:
     return Checkpoint(0, payloads, to_bytes(context.task.converted(32)), Totals())
 
 
-def play(
-    context: Context, engine: InProcess, before: Checkpoint, round_number: int
-) -> tuple[Checkpoint, dict[str, Any]]:
+def play(context: Context, engine: Engine, before: Checkpoint, round_number: int) -> tuple[Checkpoint, dict[str, Any]]:
     """One round; the checkpoint after it and its line of metrics."""
     config, algorithm = context.config, context.algorithm
     names = sampled(context, round_number)

@@ -55,7 +55,7 @@ def _curves(pyplot: Any, folder: RunFolder) -> str:
 
 def _partition(pyplot: Any, context: Context, folder: RunFolder) -> list[str]:
     """How many training images of each class every client holds."""
-    labels = context.train.labels
+    labels = context.labels
     if labels is None:
         return []
     counts = label_counts(context.partition, labels)

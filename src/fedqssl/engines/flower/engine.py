@@ -1,0 +1,82 @@
+"""An engine whose clients are behind an exchange; the server's operators run here, as in every engine."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+
+from fedqssl.engines.context import Context
+from fedqssl.engines.flower.exchange import Exchange
+from fedqssl.engines.flower.wire import EVALUATE, QUERY, TRAIN, Capabilities, Reply, Request, WireError
+from fedqssl.engines.flower.wire import check_reply, pack, unpack
+from fedqssl.engines.server_side import ServerSide, Tick, no_tick
+from fedqssl.federated.client import ClientMetrics
+from fedqssl.federated.order import Order
+
+
+class FlowerEngine(ServerSide):
+    """Clients behind an exchange, by name: ``nodes`` are those connected, ``known`` what they told when they joined."""
+
+    def __init__(self, context: Context, run: str, exchange: Exchange | None = None, tick: Tick = no_tick) -> None:
+        super().__init__(context, tick)
+        self.run, self._exchange = run, exchange
+        self.nodes: dict[str, int] = {}
+        self.known: dict[str, Capabilities] = {}
+
+    @property
+    def exchange(self) -> Exchange:
+        """What carries the messages."""
+        assert self._exchange is not None, "the engine is not open"
+        return self._exchange
+
+    def discover(self, nodes: Mapping[str, int], deadline: float | None = None) -> dict[str, Capabilities | str]:
+        """What these nodes tell of themselves, or why they do not; the keys are the caller's names for them."""
+        blank = {key: pack(Request(self.run, "", {})) for key in nodes}
+        replies, failed = self.exchange.ask(QUERY, blank, nodes, deadline)
+        found: dict[str, Capabilities | str] = dict(failed)
+        for key, records in replies.items():
+            try:
+                found[key] = unpack(records, Capabilities)[0]
+            except WireError as error:
+                found[key] = str(error)
+        return found
+
+    def train_clients(
+        self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, plainly: bool = False
+    ) -> tuple[dict[str, tuple[bytes, ClientMetrics]], dict[str, str]]:
+        """See :class:`fedqssl.engines.engine.Engine`."""
+        found, failed = self._ask(TRAIN, payloads, self.context.order(round_number, lr, plainly))
+        replies = {name: (payload, reply.metrics()) for name, (reply, payload) in found.items()}
+        return replies, failed
+
+    def accuracies(self, context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
+        """Hand every client its final model; what those with labels measure on their own images."""
+        found, _ = self._ask(EVALUATE, payloads, context.order(context.config.rounds, 0.0))
+        given = {name: reply.accuracy for name, (reply, _) in found.items()}
+        return {n: min(max(a, 0.0), 1.0) for n, a in given.items() if a is not None and math.isfinite(a)}
+
+    def _ask(
+        self, kind: str, payloads: Mapping[str, bytes], order: Order
+    ) -> tuple[dict[str, tuple[Reply, bytes]], dict[str, str]]:
+        """Replies that answer what was asked, and reasons of those that failed or answered something else."""
+        names = self.context.train.class_names if self.context.task.supervised else None
+        requests = {n: Request(self.run, secrets.token_hex(16), order.to_json(), names) for n in sorted(payloads)}
+        contents = {n: pack(requests[n], payloads[n]) for n in requests}
+        what, deadline = ("clients" if kind == TRAIN else "evaluation"), self.context.config.deadline
+        self.tick(what, 0, len(contents))
+        arrived, failed = self.exchange.ask(
+            kind, contents, self.nodes, deadline, lambda done: self.tick(what, done, len(contents))
+        )
+        found = {}
+        for name in sorted(arrived):
+            try:
+                reply, payload = unpack(arrived[name], Reply)
+                check_reply(reply, requests[name], order, self.known[name].samples)
+                if reply.failed is not None:
+                    failed[name] = reply.failed
+                else:
+                    found[name] = reply, payload
+            except WireError as error:
+                failed[name] = str(error)
+        return found, dict(sorted(failed.items()))

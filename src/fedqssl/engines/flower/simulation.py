@@ -1,0 +1,145 @@
+"""``engine = "flower-sim"``: every client a Flower node whose ClientApp runs in Ray's processes, here or on a Ray cluster.
+
+``workers`` clients train at the same time, with ``client_cpus`` cores and ``client_gpus`` GPUs each; with ``RAY_ADDRESS`` set,
+as many as the cluster holds. Each process reads the data set for itself, so it must lie at the same place on every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import threading
+import uuid
+from pathlib import Path
+from types import TracebackType
+
+from fedqssl.engines.flower.settings import quiet
+
+quiet()
+
+import torch
+from flwr.app import Context as FlowerContext
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from fedqssl.config import RunConfig
+from fedqssl.engines.context import Context, build_context
+from fedqssl.engines.flower.client import client_app
+from fedqssl.engines.flower.engine import FlowerEngine
+from fedqssl.engines.flower.exchange import Exchange, ExchangeError
+from fedqssl.engines.flower.wire import Capabilities, Request
+from fedqssl.engines.heap import keep_freed_memory
+from fedqssl.engines.server_side import Tick
+from fedqssl.federated.client import ClientMetrics
+from fedqssl.federated.order import carry_out
+
+START = 300.0
+"""Seconds that Ray may take to start and the clients to read their data."""
+
+
+@functools.lru_cache(maxsize=1)
+def _context(config: RunConfig) -> Context:
+    """Once per process."""
+    torch.set_num_threads(config.threads)
+    keep_freed_memory()
+    return build_context(config)
+
+
+class SimulatedRole:
+    """A client of the run's own partition; it keeps nothing between rounds, as in process."""
+
+    def __init__(self, config: RunConfig, number: int) -> None:
+        self.context = _context(config)
+        self.name = sorted(self.context.bits)[number]
+
+    def capabilities(self) -> Capabilities:
+        """What the server may know."""
+        split = self.context.partition.clients[self.name]
+        return Capabilities(self.name, self.context.bits[self.name], len(split.train), len(split.test))
+
+    def train(self, request: Request, payload: bytes) -> tuple[bytes, ClientMetrics]:
+        """A round."""
+        return carry_out(request.read_order(trust=True), payload, self.context.member(self.name))
+
+    def evaluate(self, request: Request, payload: bytes) -> float | None:
+        """Nothing: in a simulation the server has the labels, and judges all clients' models itself."""
+        return None
+
+
+def _role(config: RunConfig, context: FlowerContext) -> SimulatedRole:
+    return SimulatedRole(config, int(context.node_config["partition-id"]))
+
+
+class FlowerSimulation(FlowerEngine):
+    """Ray starts when this is entered and ends when it is left."""
+
+    def __init__(self, context: Context, tick: Tick) -> None:
+        super().__init__(context, uuid.uuid4().hex, None, tick)
+        self._grids: queue.Queue[Grid] = queue.Queue()
+        self._leave = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._simulate, name="flower-sim", daemon=True)
+
+    def _simulate(self) -> None:
+        """Flower's simulation, whose ServerApp does nothing but lend its Grid to the run."""
+        app, config = ServerApp(), self.context.config.model_copy(update={"data": _absolute(self.context.config.data)})
+
+        @app.main()
+        def main(grid: Grid, context: FlowerContext) -> None:
+            self._grids.put(grid)
+            self._leave.wait()
+
+        resources = {"num_cpus": config.client_cpus, "num_gpus": config.client_gpus}
+        here = {"num_cpus": max(1, round(self.workers * config.client_cpus))}
+        init = {} if os.environ.get("RAY_ADDRESS") else here
+        try:
+            run_simulation(
+                app,
+                client_app(functools.partial(_role, config)),
+                len(self.context.bits),
+                backend_config={"init_args": init, "client_resources": resources},
+            )
+        except BaseException as error:
+            self._failure = error
+
+    def __enter__(self) -> FlowerSimulation:
+        super().__enter__()
+        try:
+            self._thread.start()
+            self._exchange = Exchange(self._grids.get(timeout=START), alive=self._thread.is_alive)
+            self._find_clients()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            if isinstance(error, (ExchangeError, queue.Empty)):
+                why = self._failure or "no answer"
+                raise ChildProcessError(f"Flower's simulation did not start ({why}); fewer client_cpus?") from error
+            raise
+        return self
+
+    def _find_clients(self) -> None:
+        """Who is behind which node: ids change from run to run."""
+        wanted = len(self.context.bits)
+        pause = threading.Event()
+        while len(ids := [*self.exchange.grid.get_node_ids()]) < wanted:
+            if not self._thread.is_alive():
+                raise ExchangeError("the simulation ended")
+            pause.wait(0.05)
+        for key, found in self.discover({str(i): i for i in ids}, START).items():
+            if isinstance(found, str):
+                raise ChildProcessError(f"a simulated client did not start: {found}")
+            self.nodes[found.name], self.known[found.name] = int(key), found
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave.set()
+        if self._thread.ident is not None:
+            self._thread.join(60)
+        super().__exit__(kind, error, trace)
+
+
+def _absolute(data: str) -> str:
+    """``folder:photos`` with the whole path: Ray's processes may start elsewhere."""
+    name, colon, path = data.partition(":")
+    return f"{name}:{Path(path).expanduser().absolute()}" if colon else data

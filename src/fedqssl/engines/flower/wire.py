@@ -1,0 +1,129 @@
+"""What is in a message: our payload bytes as an array of a type of our own, and one small JSON text about them.
+
+Flower's strategies refuse to average an array whose ``stype`` they do not know, which is the guard we want. Nothing is pickled:
+records are protobuf, the text is JSON checked against the dataclasses below, the payload is checked by the algorithm.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import TypeAdapter, ValidationError
+
+from fedqssl import __version__
+from fedqssl.federated.client import ClientMetrics
+from fedqssl.federated.order import Order
+
+STYPE = "fedqssl.container"
+MAX_TEXT = 1 << 16
+"""Bytes of the text about a payload; an honest one has about a thousand."""
+QUERY, TRAIN, EVALUATE = "query.capabilities", "train", "evaluate"
+"""The three kinds of message."""
+
+
+class WireError(ValueError):
+    """A message is not what it should be; the message says why."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a client tells of itself, and all it tells of its data: how many images."""
+
+    name: str
+    bits: int
+    samples: int
+    test_samples: int
+    version: str = __version__
+    architecture: str = platform.machine()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What goes to a client along with its model.
+
+    Args:
+        run: which run this is.
+        nonce: drawn for this message alone; the reply must repeat it.
+        order: the round's work.
+        class_names: what the classes of a supervised task are called; the client's labels are looked up in it.
+    """
+
+    run: str
+    nonce: str
+    order: dict[str, Any]
+    class_names: tuple[str, ...] | None = None
+
+    def read_order(self, *, trust: bool = False) -> Order:
+        """The round's work, checked."""
+        return Order.from_json(self.order, trust=trust)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What comes back along with a model; ``failed`` says why there is none, ``accuracy`` answers an evaluation."""
+
+    run: str
+    nonce: str
+    round_number: int
+    samples: int
+    losses: tuple[float, ...] = ()
+    skipped_steps: int = 0
+    seconds: float = 0.0
+    failed: str | None = None
+    accuracy: float | None = None
+
+    def metrics(self) -> ClientMetrics:
+        """As the server's part of a run wants them."""
+        return ClientMetrics(self.samples, self.losses, self.skipped_steps, self.seconds)
+
+
+About = TypeVar("About", Capabilities, Request, Reply)
+
+
+def pack(about: Capabilities | Request | Reply, payload: bytes | None = None) -> RecordDict:
+    """The records of a message."""
+    records = RecordDict({"about": ConfigRecord({"json": json.dumps(asdict(about))})})
+    if payload is not None:
+        array = Array(dtype="uint8", shape=(len(payload),), stype=STYPE, data=payload)
+        records["model"] = ArrayRecord({"payload": array})
+    return records
+
+
+def unpack(records: RecordDict, kind: type[About]) -> tuple[About, bytes]:
+    """What :func:`pack` was given; no payload is an empty one.
+
+    Raises:
+        WireError: these are not such records.
+    """
+    try:
+        text = records["about"]["json"]
+        if not isinstance(text, str) or len(text) > MAX_TEXT:
+            raise WireError("the text about the payload is missing or too long")
+        about = TypeAdapter(kind).validate_json(text)
+        if "model" not in records:
+            return about, b""
+        array = records["model"]["payload"]
+        if not isinstance(array, Array) or array.stype != STYPE:
+            raise WireError("the payload is not of our type")
+        return about, array.data
+    except WireError:
+        raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise WireError(f"not a valid {kind.__name__}: {'.'.join(map(str, first['loc']))} {first['msg']}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"not a {kind.__name__}: {error!r}") from None
+
+
+def check_reply(reply: Reply, request: Request, order: Order, samples: int) -> None:
+    """Raise WireError unless this reply answers this request, from a client that has this many images."""
+    if (reply.run, reply.nonce, reply.round_number) != (request.run, request.nonce, order.round_number):
+        raise WireError(f"a reply to another message (round {reply.round_number + 1}), perhaps replayed")
+    if reply.samples != samples:
+        raise WireError(f"it claims {reply.samples} images, but had {samples} when it joined")
+    if len(reply.losses) > order.epochs or reply.skipped_steps < 0:
+        raise WireError("its figures are out of range")
