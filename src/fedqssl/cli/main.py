@@ -14,6 +14,7 @@ from fedqssl.cli import (
     bench,
     compare,
     config,
+    deploy,
     doctor,
     export,
     listing,
@@ -36,6 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(deploy.app, name="deploy")
 app.command("run")(run.run)
 app.command("reproduce")(reproduce.reproduce)
 app.command("compare")(compare.compare)

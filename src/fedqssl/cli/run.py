@@ -26,6 +26,7 @@ Words = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/<preset>-<number>.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")]
+Engine = Annotated[str | None, typer.Option(help="What carries the messages: in_process, or flower-sim for Ray.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out, if there is one.")]
 
 
@@ -37,22 +38,28 @@ def next_folder(source: str, parent: Path = Path("runs")) -> Path:
     return parent / f"{name}-{last + 1}"
 
 
-def run(words: Words = None, out: Out = None, resume: Resume = None, overwrite: Overwrite = False) -> None:
+def run(
+    words: Words = None,
+    out: Out = None,
+    resume: Resume = None,
+    overwrite: Overwrite = False,
+    engine: Engine = None,
+) -> None:
     """Pre-train across clients, or go on with a run.
 
     For example: fedqssl run quickstart rounds=20 --out runs/a, and after an interruption: fedqssl run --resume runs/a
     """
     if resume is not None:
-        if words or out is not None or overwrite:
+        if words or out is not None or overwrite or engine is not None:
             raise ValueError(
-                "--resume goes on with a run as it was configured; leave out the settings, --out and --overwrite"
+                "--resume goes on with a run as it was configured; leave out the settings, --out, --overwrite and --engine"
             )
         _go(resume, None)
         return
     from fedqssl.config import load_config
 
     source, settings = split_words(words or ())
-    config = load_config(source, settings)
+    config = load_config(source, settings if engine is None else [*settings, f"engine={engine}"])
     _go(out if out is not None else next_folder(source), config, overwrite)
 
 

@@ -147,8 +147,14 @@ def load_dataset(
     return found
 
 
+def absolute(spec: str) -> str:
+    """``folder:photos`` with the whole path, for a process that may start elsewhere."""
+    name, colon, path = spec.partition(":")
+    return f"{name}:{Path(path).expanduser().absolute()}" if colon else spec
+
+
 def _written(entry: Dataset) -> str:
     return f"{entry.name}:PATH" if entry.takes_path else entry.name
 
 
-__all__ = ["DATASETS", "Dataset", "kept_datasets", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "absolute", "kept_datasets", "load_dataset"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -59,6 +59,13 @@ class Context:
         """Images of the server's buffer D_g."""
         return self.train.images[self.partition.buffer] if self.public is None else self.public
 
+    def for_workers(self) -> Context:
+        """What the server's workers need of it: where clients keep their images, the buffer is all there is."""
+        if self.public is None:
+            return self
+        buffer = Partition(torch.arange(len(self.public)), {})
+        return replace(self, train=ImageSet(self.public), test=ImageSet(self.public[:0]), partition=buffer, public=None)
+
     def local_job(self, name: str, round_number: int, lr: float) -> LocalJob:
         """What this client does in a round with this learning rate."""
         return self.order(round_number, lr).job(self.member(name))
@@ -79,6 +86,21 @@ def class_count(train: ImageSet, test: ImageSet) -> int:
     return max((1 + int(s.labels.max()) for s in (train, test) if s.labels is not None and len(s.labels)), default=0)
 
 
+def make_task(config: RunConfig, channels: int, classes: int) -> Task:
+    """What every role of this run must share."""
+    return Task(
+        model=config.model,
+        width=config.width,
+        in_channels=channels,
+        objective=ALGORITHMS[config.algorithm].objective or config.objective,
+        temperature=config.ssl.temperature,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        options=LowBitOptions(weights=config.lowbit.weights, activation_clip=config.lowbit.activation_clip),
+        classes=classes,
+    )
+
+
 def build_context(config: RunConfig) -> Context:
     """Load the images and split them; deterministic in the configuration."""
     train = load_dataset(config.data, "train", config.data_dir, on_bad=config.on_bad)
@@ -96,17 +118,7 @@ def build_context(config: RunConfig) -> Context:
         buffer_ratio=config.buffer_ratio,
         seed=config.seed,
     )
-    task = Task(
-        model=config.model,
-        width=config.width,
-        in_channels=train.images.shape[1],
-        objective=ALGORITHMS[config.algorithm].objective or config.objective,
-        temperature=config.ssl.temperature,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        options=LowBitOptions(weights=config.lowbit.weights, activation_clip=config.lowbit.activation_clip),
-        classes=class_count(train, test),
-    )
+    task = make_task(config, train.images.shape[1], class_count(train, test))
     if config.min_clients > len(partition.clients):
         raise ConfigError(
             f"min_clients = {config.min_clients} is more than the {len(partition.clients)} clients there are"

@@ -78,10 +78,10 @@ def _set_up(attachment: Attachment, lifeline: Connection) -> None:
     _CONTEXT = attachment.open()
 
 
-def _dequantize(context: Context, name: str, payload: bytes, round_number: int, lr: float) -> tuple[State, float]:
+def _dequantize(context: Context, bits: int, payload: bytes, round_number: int, lr: float) -> tuple[State, float]:
     epochs = context.config.server.dequantize_epochs
     try:
-        return dequantize(payload, context.bits[name], context.buffer(), context.task, round_number, epochs, lr)
+        return dequantize(payload, bits, context.buffer(), context.task, round_number, epochs, lr)
     except NonFiniteError:
         return {}, float("nan")
 
@@ -114,7 +114,7 @@ class ServerSide:
         keep_freed_memory()
         if self.workers > 1:
             spawn = multiprocessing.get_context("spawn")  # fork would copy a process with live OpenMP threads
-            self.shared = SharedImages(self.context)
+            self.shared = SharedImages(self.context.for_workers())
             theirs, self.lifeline = spawn.Pipe(duplex=False)
             self.pool = ProcessPoolExecutor(self.workers, spawn, _set_up, (self.shared.__enter__(), theirs))
         return self
@@ -174,7 +174,8 @@ class ServerSide:
 
     def dequantize(self, payloads: Mapping[str, bytes]) -> dict[str, tuple[State, float]]:
         """De-quantization, one job per client."""
-        jobs = {n: (n, payloads[n], self.round_number, self.server_lr) for n in sorted(payloads)}
+        bits = self.context.bits
+        jobs = {n: (bits[n], payloads[n], self.round_number, self.server_lr) for n in sorted(payloads)}
         return self._run("de-quantize", _dequantize, jobs)
 
     def requantize(self, state: State, epochs: int | None = None) -> dict[str, bytes]:

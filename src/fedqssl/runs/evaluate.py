@@ -12,10 +12,13 @@ from fedqssl.evaluation import extract_features, knn_accuracy, linear_probe
 from fedqssl.evaluation.collapse import Collapse, collapse_signals
 from fedqssl.evaluation.local import lowbit_probe
 from fedqssl.federated.randomness import derived_seed, generator
+from fedqssl.federated.task import Task
 from fedqssl.lowbit import load_bytes
 from fedqssl.models.network import feature_extractor
 from fedqssl.ssl.views import two_views
 
+Labeled = tuple[Tensor, Tensor]
+"""Images with their labels."""
 MONITOR_IMAGES = 1000
 COLLAPSE_IMAGES = 256
 
@@ -25,9 +28,9 @@ def has_labels(context: Context) -> bool:
     return context.train.labels is not None and context.test.labels is not None
 
 
-def load(context: Context, bits: int, payload: bytes) -> fx.GraphModule:
+def load(task: Task, bits: int, payload: bytes) -> fx.GraphModule:
     """A model on the wire, ready to be evaluated."""
-    model = context.task.converted(bits)
+    model = task.converted(bits)
     load_bytes(model, payload)
     model.eval()
     return model
@@ -80,9 +83,9 @@ def global_accuracy(context: Context, aggregated: bytes | None, payloads: Mappin
     if context.test.labels is None or context.train.labels is None:
         return None
     if aggregated is None:
-        found = [_probed(context, load(context, context.bits[n], payloads[n])) for n in sorted(payloads)]
+        found = [_probed(context, load(context.task, context.bits[n], payloads[n])) for n in sorted(payloads)]
         return sum(found) / len(found)
-    model = load(context, 32, aggregated)
+    model = load(context.task, 32, aggregated)
     if context.task.supervised:
         return _classified(model, context.test.images, context.test.labels)
     return _probed(context, model)
@@ -98,13 +101,21 @@ def client_accuracies(context: Context, payloads: Mapping[str, bytes]) -> dict[s
         return {}
     found = {}
     for name in sorted(payloads):
-        bits, split = context.bits[name], context.partition.clients[name]
-        model = load(context, bits, payloads[name])
-        if context.task.supervised:
-            found[name] = _classified(model, context.train.images[split.test], labels[split.test])
-            continue
-        encoder = feature_extractor(model)
-        x, y = (extract_features(encoder, context.train.images[i]) for i in (split.train, split.test))
-        seed = derived_seed(context.config.seed, "local probe", name)
-        found[name] = lowbit_probe(x, labels[split.train], y, labels[split.test], context.task.classes, bits, seed=seed)
+        split = context.partition.clients[name]
+        held = (
+            (context.train.images[split.train], labels[split.train]),
+            (context.train.images[split.test], labels[split.test]),
+        )
+        found[name] = own_accuracy(context.task, name, context.bits[name], payloads[name], *held)
     return found
+
+
+def own_accuracy(task: Task, name: str, bits: int, payload: bytes, train: Labeled, test: Labeled) -> float:
+    """Of one client's model on its held-out images; images go with their labels."""
+    model = load(task, bits, payload)
+    if task.supervised:
+        return _classified(model, *test)
+    encoder = feature_extractor(model)
+    x, y = (extract_features(encoder, images) for images, _ in (train, test))
+    seed = derived_seed(task.seed, "local probe", name)
+    return lowbit_probe(x, train[1], y, test[1], task.classes, bits, seed=seed)

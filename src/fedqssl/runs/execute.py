@@ -56,7 +56,7 @@ def start(
     )  # a model that cannot be built is an error before anything is written
     try:
         folder = RunFolder.create(out, overwrite)
-        folder.write("environment.json", json.dumps(_environment(context), indent=1) + "\n")
+        folder.write("environment.json", json.dumps(environment(context), indent=1) + "\n")
         folder.write("partition.json", json.dumps(context.partition.to_json()) + "\n")
         folder.write("data.json", json.dumps(describe_data(context)) + "\n")
         folder.write("config.toml", to_toml(config))  # last: what has a config.toml can be resumed
@@ -75,7 +75,7 @@ def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) 
     config = load_config(folder / "config.toml")
     _check(config)
     context = build_context(config)
-    _check_same_data(context, found)
+    check_same_data(context, found)
     return run_to_end(context, found, progress)
 
 
@@ -90,7 +90,7 @@ def _check(config: RunConfig) -> None:
     check_tracking(config.track)
 
 
-def _check_same_data(context: Context, folder: RunFolder) -> None:
+def check_same_data(context: Context, folder: RunFolder) -> None:
     """Going on with other images would give a run that never was."""
     same = folder.read_json("partition.json") == json.loads(json.dumps(context.partition.to_json()))
     environment = folder.read_json("environment.json")
@@ -102,14 +102,15 @@ def _check_same_data(context: Context, folder: RunFolder) -> None:
 def _images_digest(context: Context) -> str:
     """Of all pixels and labels."""
     digest = hashlib.sha256()
-    for data in (context.train, context.test):
-        for tensor in (data.images, data.labels):
-            if tensor is not None:
-                digest.update(tensor.contiguous().numpy().data)
+    sets = (context.train.images, context.train.labels, context.test.images, context.test.labels, context.public)
+    for tensor in sets:
+        if tensor is not None:
+            digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
 
 
-def _environment(context: Context) -> dict[str, object]:
+def environment(context: Context) -> dict[str, object]:
+    """For ``environment.json``: what the run's bytes depend on besides its settings."""
     return {
         "images_sha256": _images_digest(context),
         "fedqssl": __version__,
@@ -120,7 +121,7 @@ def _environment(context: Context) -> dict[str, object]:
     }
 
 
-class _Logged(Progress):
+class Logged(Progress):
     """Shows and logs every line."""
 
     def __init__(self, inner: Progress, folder: RunFolder) -> None:
@@ -129,6 +130,7 @@ class _Logged(Progress):
         self.tick, self.round = inner.tick, inner.round  # type: ignore[method-assign]
 
     def say(self, line: str) -> None:
+        """Log a line, and show it."""
         self.folder.log(line)
         super().say(line)
 
@@ -137,7 +139,7 @@ def run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunRe
     """All rounds that are left, then the evaluation; Ctrl-C and kill lose at most the round in flight."""
     try:
         with folder.locked():
-            return _run_to_end(context, folder, _Logged(progress, folder))
+            return _run_to_end(context, folder, Logged(progress, folder))
     except OSError as error:
         raise RunError(f"{error}; when that is solved, go on with --resume {folder.path}") from error
 

@@ -14,7 +14,6 @@ from fedqssl.runs.plots import draw
 from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import ClientResult, RunResult
 
-
 Accuracies = Callable[[Context, Mapping[str, bytes]], dict[str, float]]
 """Of each client's own model on its own held-out images, where that can be measured."""
 

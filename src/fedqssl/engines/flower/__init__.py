@@ -6,6 +6,8 @@ Nothing here knows an algorithm. ``wire`` says what is in a message, ``exchange`
 
 from __future__ import annotations
 
+import logging
+import os
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -17,13 +19,26 @@ if TYPE_CHECKING:
     from fedqssl.engines.server_side import Tick
 
 
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""No telemetry, no look for updates, nothing installed at run time; for this process and those that it starts."""
+
+
 def check_flower() -> None:
-    """One line that names the extra, if it is not installed."""
+    """Import Flower, silenced; one line that names the extra, if it is not installed."""
+    os.environ.update(QUIET)  # read when flwr is imported
     try:
         import flwr  # noqa: F401
         import ray  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(f"this needs {error.name}: pip install 'fedqssl[flower]'") from error
+    for name in ("flwr", "ray"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def flower_simulation(context: Context, tick: Tick) -> AbstractContextManager[Engine]:

@@ -1,4 +1,4 @@
-"""The ClientApp: unpack, let the client's role do its work, pack. Where images come from and what is kept is the role's business."""
+"""The ClientApp: unpack, let the client's role do its work, pack. Images and what is kept are the role's business."""
 
 from __future__ import annotations
 

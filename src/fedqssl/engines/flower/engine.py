@@ -8,8 +8,18 @@ from collections.abc import Mapping
 
 from fedqssl.engines.context import Context
 from fedqssl.engines.flower.exchange import Exchange
-from fedqssl.engines.flower.wire import EVALUATE, QUERY, TRAIN, Capabilities, Reply, Request, WireError
-from fedqssl.engines.flower.wire import check_reply, pack, unpack
+from fedqssl.engines.flower.wire import (
+    EVALUATE,
+    QUERY,
+    TRAIN,
+    Capabilities,
+    Reply,
+    Request,
+    WireError,
+    check_reply,
+    pack,
+    unpack,
+)
 from fedqssl.engines.server_side import ServerSide, Tick, no_tick
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.order import Order

@@ -10,7 +10,13 @@ from flwr.serverapp import Grid
 
 TTL = 7 * 24 * 3600.0
 """Seconds for which a message without a deadline may wait for its node."""
-REASONS = {2: "it raised an error", 5: "it went away", 6: "its reply did not arrive in full", 7: "it did not get the message"}
+REASONS = {
+    2: "it raised an error",
+    3: "its reply did not arrive in full",
+    4: "its reply did not arrive",
+    5: "it went away",
+    8: "it crashed",
+}
 """Of failures that Flower reports by number."""
 
 
@@ -66,7 +72,7 @@ class Exchange:
                 raise ExchangeError("what carries the messages has ended")
             if waiting:
                 time.sleep(self.poll)
-        failed |= {name: f"no reply within {deadline:g} s" for name in waiting.values()}
+        failed |= dict.fromkeys(waiting.values(), f"no reply within {deadline:g} s")
         return replies, failed
 
 

@@ -11,12 +11,7 @@ import os
 import queue
 import threading
 import uuid
-from pathlib import Path
 from types import TracebackType
-
-from fedqssl.engines.flower.settings import quiet
-
-quiet()
 
 import torch
 from flwr.app import Context as FlowerContext
@@ -24,6 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from fedqssl.config import RunConfig
+from fedqssl.data.registry import absolute
 from fedqssl.engines.context import Context, build_context
 from fedqssl.engines.flower.client import client_app
 from fedqssl.engines.flower.engine import FlowerEngine
@@ -83,7 +79,7 @@ class FlowerSimulation(FlowerEngine):
 
     def _simulate(self) -> None:
         """Flower's simulation, whose ServerApp does nothing but lend its Grid to the run."""
-        app, config = ServerApp(), self.context.config.model_copy(update={"data": _absolute(self.context.config.data)})
+        app, config = ServerApp(), self.context.config.model_copy(update={"data": absolute(self.context.config.data)})
 
         @app.main()
         def main(grid: Grid, context: FlowerContext) -> None:
@@ -137,9 +133,3 @@ class FlowerSimulation(FlowerEngine):
         if self._thread.ident is not None:
             self._thread.join(60)
         super().__exit__(kind, error, trace)
-
-
-def _absolute(data: str) -> str:
-    """``folder:photos`` with the whole path: Ray's processes may start elsewhere."""
-    name, colon, path = data.partition(":")
-    return f"{name}:{Path(path).expanduser().absolute()}" if colon else data

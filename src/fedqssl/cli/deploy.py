@@ -1,0 +1,195 @@
+"""``fedqssl deploy``: real machines over Flower, with TLS and a key for each client."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Run on real machines: TLS, a key for each client, data that stay where they are.", no_args_is_help=True
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="FLEET", help="Folder of the fleet.")]
+Host = Annotated[str | None, typer.Option(help="Name or IP address at which clients reach the server.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the server; 9443 by default.")]
+Clients = Annotated[str | None, typer.Option(metavar="NAME,...", help="Clients to make keys for.")]
+Listen = Annotated[str | None, typer.Option("--host", help="Address to listen on; by default as the fleet's needs it.")]
+Buffer = Annotated[
+    str | None, typer.Option(metavar="DATA", help="Images that the server may see: folder:PATH or a data set.")
+]
+Labeled = Annotated[
+    str | None,
+    typer.Option("--eval", metavar="DATA", help="Labeled images for the global accuracy; without, there is none."),
+]
+MaxMib = Annotated[int | None, typer.Option("--max-mib", min=1, max=4096, help="The largest message, in MiB (256).")]
+OnBad = Annotated[str, typer.Option("--on-bad", help="A corrupt image is an error, or left out: skip.")]
+Name = Annotated[str, typer.Option(help="The client's name.")]
+Bits = Annotated[int | None, typer.Option(help="What this client can afford: 1 to 16, or 32.")]
+Data = Annotated[str | None, typer.Option(metavar="DATA", help="The client's images: folder:PATH or a data set.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Torch threads (1).")]
+Server = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Where the server is, if not where the fleet says.")
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Let the server name a model of your own to import.")]
+Preset = Annotated[str | None, typer.Option(help="A preset or a TOML file, for a new run.")]
+Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Show the run until it ends.")]
+New = Annotated[bool, typer.Option("--new", help="Start another run, though the last is not finished.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, no table.")]
+
+
+def _check() -> None:
+    from fedqssl.engines.flower import check_flower
+
+    check_flower()
+
+
+@app.command()
+def init(fleet: Folder, host: Host = None, port: Port = None, clients: Clients = None) -> None:
+    """Make certificates, keys, settings and one command line for each role; or keys for more clients.
+
+    For example: fedqssl deploy init my-fleet/ --host 192.168.1.5 --clients car-17,car-18
+    """
+    _check()
+    from fedqssl.deploy.making import make_fleet
+
+    names = [name.strip() for name in (clients or "").split(",") if name.strip()]
+    for line in make_fleet(fleet, host, port, names):
+        typer.echo(line)
+    typer.echo(f"what to run where: {fleet / 'COMMANDS.md'}")
+
+
+def _settings(path: Path, given: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Options, or else the file's values, or else the defaults."""
+    from fedqssl.config.keys import nearest
+    from fedqssl.deploy.fleet import FleetError, read_toml
+
+    values = read_toml(path, "") if path.is_file() else {}
+    for key, value in values.items():
+        if key not in known:
+            raise FleetError(f"{path}: unknown setting {key!r}{nearest(key, known)}")
+        kind = type(known[key]) if known[key] is not None else str
+        if type(value) is not kind:
+            raise FleetError(f"{path}: {key} takes {'a number' if kind is int else 'a text'}, not {value!r}")
+    return {**known, **values, **{key: value for key, value in given.items() if value is not None}}
+
+
+@app.command()
+def server(
+    fleet: Folder,
+    buffer: Buffer = None,
+    labeled: Labeled = None,
+    host: Listen = None,
+    port: Port = None,
+    max_mib: MaxMib = None,
+    on_bad: OnBad = "error",
+) -> None:
+    """Serve a fleet: Flower's SuperLink and the server's side of runs, until Ctrl-C.
+
+    For example: fedqssl deploy server my-fleet/ --buffer folder:/public
+    """
+    _check()
+    from fedqssl.data.pixels import check_on_bad
+    from fedqssl.data.registry import absolute
+    from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
+    from fedqssl.deploy.serving import serve
+    from fedqssl.serve.running import is_loopback
+
+    check_on_bad(on_bad)
+    found = Fleet.open(fleet)
+    own, _, own_port = found.address.rpartition(":")
+    given = {"buffer": buffer, "eval": labeled, "host": host, "max_mib": max_mib}
+    known = {"buffer": None, "eval": None, "max_mib": 256}
+    known["host"] = "127.0.0.1" if is_loopback(own.strip("[]")) else "0.0.0.0"
+    values = _settings(found.server / "server.toml", given, known)
+    if values["buffer"] is None:
+        raise FleetError("the server needs images that it may see: --buffer folder:PATH")
+    data = ServerData(absolute(values["buffer"]), values["eval"] and absolute(values["eval"]), on_bad)
+    serve(found, data, values["host"], port or int(own_port), values["max_mib"] << 20, typer.echo)
+
+
+@app.command()
+def client(
+    fleet: Folder,
+    name: Name,
+    bits: Bits = None,
+    data: Data = None,
+    threads: Threads = None,
+    server: Server = None,
+    on_bad: OnBad = "error",
+    trust: Trust = False,
+) -> None:
+    """Take part with the images of this machine, which stay here, until Ctrl-C.
+
+    For example: fedqssl deploy client my-fleet/ --name car-17 --bits 4 --data folder:/photos
+    """
+    _check()
+    from dataclasses import replace
+
+    from fedqssl.config.schema import parse_bits
+    from fedqssl.deploy.fleet import Fleet, FleetError
+    from fedqssl.deploy.joining import join
+
+    found = Fleet.open(fleet)
+    found = found if server is None else replace(found, address=server)
+    given = {"bits": bits, "data": data, "threads": threads}
+    values = _settings(found.client(name) / "client.toml", given, {"bits": 0, "data": None, "threads": 1})
+    if not values["bits"] or values["data"] is None:
+        raise FleetError("a client needs --bits and --data, here or in its client.toml")
+    try:
+        parse_bits(values["bits"])
+    except ValueError as error:
+        raise FleetError(f"--bits {error}") from None
+    join(found, name, values["bits"], values["data"], values["threads"], on_bad, trust, typer.echo)
+
+
+@app.command()
+def start(fleet: Folder, words: Words = None, preset: Preset = None, wait: Wait = False, new: New = False) -> None:
+    """Start a run, or go on with the one that is not finished.
+
+    For example: fedqssl deploy start my-fleet/ --preset cifar10-small rounds=20 min_clients=2
+    """
+    from fedqssl.deploy import control
+    from fedqssl.deploy.fleet import Fleet, FleetError
+
+    found = Fleet.open(fleet)
+    name, again = control.start(found, preset, words or (), new)
+    typer.echo(f"{'going on with' if again else 'started'} {name} in {found.runs / name}")
+    if not wait:
+        typer.echo(f"see how it goes: fedqssl deploy status {fleet}")
+        return
+    status = control.follow(found, name, typer.echo)
+    if status.get("state") != "finished":
+        raise FleetError(f"{name} {status.get('state')}: {status.get('error') or 'no reason was left'}")
+    typer.echo(f"results are in {found.runs / name}; start with {found.runs / name / 'summary.md'}")
+
+
+@app.command()
+def stop(fleet: Folder) -> None:
+    """End the run that is going; fedqssl deploy start goes on with it from its last checkpoint."""
+    from fedqssl.deploy import control
+    from fedqssl.deploy.fleet import Fleet
+
+    typer.echo(f"stopped {control.stop(Fleet.open(fleet))}; go on with: fedqssl deploy start {fleet}")
+
+
+@app.command()
+def status(fleet: Folder, json: Json = False) -> None:
+    """Show who is connected, bits, when each was last seen, and bytes."""
+    from fedqssl.deploy import control
+    from fedqssl.deploy.fleet import Fleet
+
+    values = control.collect(Fleet.open(fleet))
+    if json:
+        typer.echo(json_format.dumps(values, indent=1))
+        return
+    Console().print(control.table(values))
+    if values["run"]["error"]:
+        typer.echo(f"the run's error: {values['run']['error']}")
+    for name, c in values["clients"].items():
+        if c["refused"]:
+            typer.echo(f"{name} cannot take part: {c['refused']}")

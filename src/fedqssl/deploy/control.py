@@ -1,0 +1,162 @@
+"""``start``, ``stop`` and ``status``: files in the server's folder, so that only who may write there can give orders."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedqssl.config import RunConfig, load_config, to_toml
+from fedqssl.cost.units import bytes_text
+from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError, read_json, write_json
+from fedqssl.runs.folder import write_atomically
+
+TAKEN = 30.0
+"""Seconds within which the server takes an order."""
+
+
+def _order(fleet: Fleet, **values: str) -> str:
+    if not fleet.serving():
+        raise FleetError(f"no server is running for {fleet.path}; start it with: fedqssl deploy server {fleet.path}")
+    number = secrets.token_hex(8)
+    write_json(fleet.server / "wanted.json", {"id": number, **values})
+    return number
+
+
+def unfinished(fleet: Fleet) -> str | None:
+    """The newest run without a result."""
+    waiting = [f for f in fleet.runs.glob("*.toml") if not (fleet.runs / f.stem / "result.json").exists()]
+    return max(waiting, key=lambda f: f.stat().st_mtime).stem if waiting else None
+
+
+def requested(config: RunConfig) -> RunConfig:
+    """A run's settings for real machines: their clients, bits and images are the clients' own to say."""
+    if config.devices is not None:
+        raise FleetError("devices is for simulations: here every client names its own bits")
+    return config.model_copy(
+        update={"engine": "flower", "data": "fleet", "data_dir": None, "images": None, "partition": "natural"}
+    )
+
+
+def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool = False) -> tuple[str, bool]:
+    """Start a run, or go on with the one that is not finished; its name, and whether it goes on."""
+    if not fleet.serving():
+        raise FleetError(f"no server is running for {fleet.path}; start it with: fedqssl deploy server {fleet.path}")
+    status = read_json(fleet.server / "status.json") or {}
+    if status.get("state") in GOING:
+        raise FleetError(
+            f"{status.get('run')} is running; see fedqssl deploy status, or end it with fedqssl deploy stop"
+        )
+    known = None if new else unfinished(fleet)
+    if known is None:
+        if preset is None:
+            raise FleetError("there is no run to go on with; start one with --preset")
+        name = _next(fleet.runs, Path(preset).stem)
+        write_atomically(fleet.runs / f"{name}.toml", to_toml(requested(load_config(preset, list(settings)))).encode())
+    elif preset is not None and to_toml(requested(load_config(preset, list(settings)))) != _text(fleet, known):
+        raise FleetError(
+            f"{known} is not finished, and has other settings; go on with it without --preset, or start another with --new"
+        )
+    elif preset is None and settings:
+        raise FleetError(
+            f"{known} goes on with its own settings; leave out {' '.join(settings)}, or use --new --preset"
+        )
+    else:
+        name = known
+    number = _order(fleet, do="start", run=name)
+    _until(lambda: (read_json(fleet.server / "status.json") or {}).get("id") == number)
+    return name, known is not None
+
+
+def _text(fleet: Fleet, name: str) -> str:
+    return (fleet.runs / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _next(runs: Path, name: str) -> str:
+    taken = [f.stem.removeprefix(f"{name}-") for f in runs.glob(f"{name}-*.toml")]
+    return f"{name}-{max((int(n) for n in taken if n.isdecimal()), default=0) + 1}"
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + TAKEN
+    while not condition():
+        if time.monotonic() > end:
+            raise FleetError("the server does not take the order; see server/log.jsonl")
+        time.sleep(0.2)
+
+
+def stop(fleet: Fleet) -> str:
+    """End the run that is going; its last checkpoint stays, and ``start`` goes on from it."""
+    status = read_json(fleet.server / "status.json") or {}
+    if status.get("state") not in GOING:
+        raise FleetError("no run is going")
+    _order(fleet, do="stop")
+    _until(lambda: (read_json(fleet.server / "status.json") or {}).get("state") in OVER)
+    return str(status["run"])
+
+
+def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """Show the run's log until it is over; its status then."""
+    log, shown = fleet.runs / name / "log.txt", _length(fleet.runs / name / "log.txt")
+    while True:
+        status = read_json(fleet.server / "status.json") or {}
+        over = status.get("run") != name or status.get("state") in OVER or not fleet.serving()
+        if log.exists():
+            with log.open(encoding="utf-8") as file:
+                file.seek(shown)
+                for line in file:
+                    say(line.rstrip("\n"))
+                shown = file.tell()
+        if over:
+            return status
+        time.sleep(0.5)
+
+
+def _length(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def collect(fleet: Fleet) -> dict[str, Any]:
+    """How things are, as JSON values: the server, its run, and every client whose key is known."""
+    nodes, status = read_json(fleet.server / "nodes.json") or {}, read_json(fleet.server / "status.json") or {}
+    serving, told = fleet.serving(), status.get("clients") or {}
+    clients = {}
+    for name in sorted({*fleet.public_keys(), *told}):
+        node, known = (nodes.get("clients") or {}).get(name, {}), told.get(name, {})
+        clients[name] = {
+            "connected": serving and bool(node.get("connected")),
+            "bits": known.get("bits"),
+            "images": known.get("images"),
+            "last_seen": node.get("last_seen") or None,
+            "bytes_up": known.get("bytes_up", 0),
+            "bytes_down": known.get("bytes_down", 0),
+            "wire_received": node.get("received", 0),
+            "wire_sent": node.get("sent", 0),
+            "refused": (status.get("refused") or {}).get(name),
+        }
+    run = {key: status.get(key) for key in ("run", "state", "error", "round", "rounds", "folder")}
+    if not serving and run["state"] not in (None, *OVER):
+        run["state"] = "interrupted"
+    return {"fleet": str(fleet.path), "address": fleet.address, "serving": serving, "run": run, "clients": clients}
+
+
+def table(values: dict[str, Any]) -> Table:
+    """The same for people."""
+    run = values["run"]
+    now = (
+        f"{run['run']} {run['state']}, round {run['round'] or 0} of {run['rounds'] or '?'}" if run["run"] else "no run"
+    )
+    title = f"{values['fleet']}: server {'up' if values['serving'] else 'down'}; {now}"
+    found = Table(
+        "client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up", title=title
+    )
+    for name, c in values["clients"].items():
+        seen = "never" if c["last_seen"] is None else f"{max(0, time.time() - c['last_seen']):.0f} s ago"
+        known = ["-" if c[key] is None else str(c[key]) for key in ("bits", "images")]
+        sizes = [bytes_text(c[key]) for key in ("bytes_up", "bytes_down", "wire_received")]
+        found.add_row(name, "yes" if c["connected"] else "no", *known, seen, *sizes)
+    return found

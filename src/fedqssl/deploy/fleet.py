@@ -1,0 +1,133 @@
+"""The folder of a fleet: where everything is, and what it may be called.
+
+On the server's machine it is complete. A client's machine has ``fleet.toml``, ``ca.crt`` and ``clients/<name>`` of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedqssl.runs.folder import finite, write_atomically
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+GOING, OVER = ("starting", "waiting", "running"), ("finished", "failed", "stopped")
+"""States of a run in ``status.json``."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+class FleetError(ValueError):
+    """A fleet's folder or one of its processes is not what was expected; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class ServerData:
+    """What the server's side of a run works on: the buffer, labeled images for the global accuracy (or none)."""
+
+    buffer: str
+    labeled: str | None = None
+    on_bad: str = "error"
+
+
+def check_name(name: str) -> str:
+    """The name, if it can be a client's: it is a folder's name, too."""
+    if not NAME.fullmatch(name):
+        raise FleetError(f"a client's name has letters, digits, - and _ (at most 63, like car-17), not {name!r}")
+    return name
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A fleet that ``fedqssl deploy init`` made."""
+
+    path: Path
+    address: str
+
+    @classmethod
+    def open(cls, path: Path) -> Fleet:
+        """Read ``fleet.toml``."""
+        values = read_toml(path / "fleet.toml", f"{path} is no fleet; make one with fedqssl deploy init {path}")
+        address = values.get("address")
+        if not isinstance(address, str) or not re.fullmatch(r"\S+:\d{1,5}", address):
+            raise FleetError(f'{path / "fleet.toml"} needs a line like address = "192.168.1.5:9443"')
+        if not (path / "ca.crt").is_file():
+            raise FleetError(f"{path / 'ca.crt'} is missing; copy it from the server's fleet folder")
+        return cls(path.absolute(), address)
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that clients know the server by."""
+        return self.path / "ca.crt"
+
+    @property
+    def server(self) -> Path:
+        """The server's own part; a client's machine has none."""
+        return self.path / "server"
+
+    @property
+    def runs(self) -> Path:
+        """Folders of runs, and beside each the settings it was started with."""
+        return self.path / "runs"
+
+    def client(self, name: str) -> Path:
+        """A client's own part."""
+        return self.path / "clients" / check_name(name)
+
+    def public_keys(self) -> dict[str, Path]:
+        """Files by client name: who is here may connect."""
+        found = sorted((self.path / "clients").glob("*/key.pub"))
+        return {file.parent.name: file for file in found if NAME.fullmatch(file.parent.name)}
+
+    def serving(self) -> bool:
+        """Whether a process is this fleet's server now."""
+        with contextlib.suppress(FileNotFoundError), (self.server / ".lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+
+@contextlib.contextmanager
+def only_one(folder: Path, what: str) -> Iterator[None]:
+    """Keep a second process from doing the same; a process that is killed lets go."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FleetError(f"{what} is running already; stop it first") from error
+        yield
+
+
+def read_toml(path: Path, missing: str) -> dict[str, Any]:
+    """A TOML file, or an error that says what to do."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FleetError(missing) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FleetError(f"{path} is not a TOML file: {error}") from None
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file that another process may be about to write; None if it is not there or not whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(path: Path, values: Any) -> None:
+    """A JSON file, whole or not at all."""
+    write_atomically(path, (json.dumps(finite(values), indent=1, allow_nan=False) + "\n").encode())

@@ -1,0 +1,38 @@
+"""``fedqssl deploy client``: read the images, find or make the key, connect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from fedqssl.data.pixels import check_on_bad
+from fedqssl.data.registry import load_dataset
+from fedqssl.deploy.events import Events
+from fedqssl.deploy.fleet import Fleet, FleetError, only_one
+from fedqssl.deploy.local import LocalRole
+from fedqssl.deploy.making import own_key
+from fedqssl.deploy.roster import MIN_IMAGES
+from fedqssl.deploy.store import Store
+from fedqssl.engines.flower.client import client_app
+
+
+def join(
+    fleet: Fleet, name: str, bits: int, data: str, threads: int, on_bad: str, trust: bool, say: Callable[[str], None]
+) -> None:
+    """Take part until SIGTERM or Ctrl-C."""
+    check_on_bad(on_bad)
+    made = own_key(fleet, name)
+    home = fleet.client(name)
+    with only_one(home, f"client {name}"):
+        train, test = (load_dataset(data, s, on_bad="skip" if on_bad == "skip" else "error") for s in ("train", "test"))
+        events = Events(home / "log.jsonl")
+        role = LocalRole(name, bits, train, test, Store(home / "state"), events, trust)
+        if len(role.held) < MIN_IMAGES:
+            raise FleetError(f"{data} leaves {name} {len(role.held)} training images; at least {MIN_IMAGES} are needed")
+        if made:
+            say(f"made a key for {name}; the server's owner puts {home / 'key.pub'} into clients/{name}/ of the fleet")
+        torch.set_num_threads(threads)
+        from fedqssl.deploy.node import run_node
+
+        run_node(fleet, name, client_app(lambda context: role), events, say)

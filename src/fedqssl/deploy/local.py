@@ -1,0 +1,93 @@
+"""A client's role on its own machine: its images, its labels, its state. What leaves is in ``fedqssl.engines.flower.wire``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedqssl.data.images import DataError, ImageSet
+from fedqssl.deploy.events import Events
+from fedqssl.deploy.personal import device_file
+from fedqssl.deploy.store import Store, round_key
+from fedqssl.device.pictures import with_channels
+from fedqssl.engines.flower.wire import Capabilities, Request
+from fedqssl.federated.client import ClientMetrics
+from fedqssl.federated.order import Member, carry_out
+from fedqssl.runs.evaluate import own_accuracy
+
+
+class LocalRole:
+    """See :class:`fedqssl.engines.flower.client.Role`.
+
+    Args:
+        name: the client's, that of its key.
+        bits: what it can afford.
+        train: its training images; labels are used if a supervised algorithm asks for them, and at the end.
+        test: its held-out images.
+        store: where it keeps its state.
+        events: its log.
+        trust: whether a model of the server's choice may be imported (``package.module:Class``).
+    """
+
+    def __init__(
+        self, name: str, bits: int, train: ImageSet, test: ImageSet, store: Store, events: Events, trust: bool = False
+    ) -> None:
+        self.name, self.bits, self.trust, self.store, self.events = name, bits, trust, store, events
+        self.held, self.tested = store.split(train, test)
+
+    def capabilities(self) -> Capabilities:
+        """What the server may know."""
+        return Capabilities(self.name, self.bits, len(self.held), len(self.tested))
+
+    def train(self, request: Request, payload: bytes) -> tuple[bytes, ClientMetrics]:
+        """A round; one that was done before is answered with the same bytes."""
+        order = request.read_order(trust=self.trust)
+        names = list(request.class_names or ())
+        key = round_key(request.run, self.name, self.bits, len(self.held), request.order, names, payload)
+        known = self.store.recall(key)
+        if known is not None:
+            self.events.note("round repeated", round=order.round_number + 1)
+            return known
+        channels = order.task.in_channels
+        labels = self._labels(self.held, request) if order.task.supervised else None
+        member = Member(self.name, self.bits, with_channels(self.held.images, channels), labels)
+        sent, metrics = carry_out(order, payload, member)
+        self.store.keep(key, payload, sent, metrics)
+        self.events.note(
+            "round done", round=order.round_number + 1, received=len(payload), sent=len(sent), seconds=metrics.seconds
+        )
+        return sent, metrics
+
+    def evaluate(self, request: Request, payload: bytes) -> float | None:
+        """Keep the final model and, with labels, a device file with a classifier; its accuracy on the held-out images."""
+        task, accuracy = request.read_order(trust=self.trust).task, None
+        self.store.own("model.fqssl", payload)
+        self.events.note("final model", bytes=len(payload))
+        if self.held.labels is None or self.tested.labels is None:
+            return None
+        if not task.supervised:
+            task = replace(task, classes=max(self.held.num_classes or 0, self.tested.num_classes or 0))
+        sets = []
+        for part in (self.held, self.tested):
+            labels = self._labels(part, request) if task.supervised else part.labels
+            assert labels is not None
+            sets.append((with_channels(part.images, task.in_channels), labels))
+        accuracy = own_accuracy(task, self.name, self.bits, payload, *sets)
+        names = request.class_names if task.supervised else self.held.class_names
+        labels_by_name = names or tuple(map(str, range(task.classes)))
+        made = device_file(task, self.name, self.bits, payload, sets[0], labels_by_name, accuracy, len(self.tested))
+        self.store.own("device.fqssl", made)
+        return accuracy
+
+    def _labels(self, part: ImageSet, request: Request) -> Tensor:
+        """The client's labels as the fleet numbers its classes: by name where names are known."""
+        if part.labels is None:
+            raise DataError("the run trains with labels, and these images have none")
+        if request.class_names is None or part.class_names is None:
+            return part.labels
+        unknown = sorted(set(part.class_names) - set(request.class_names))
+        if unknown:
+            raise DataError(f"the fleet has no class {unknown[0]!r}; its classes: {', '.join(request.class_names)}")
+        return torch.tensor([request.class_names.index(name) for name in part.class_names])[part.labels]

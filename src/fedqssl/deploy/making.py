@@ -1,0 +1,128 @@
+"""``fedqssl deploy init``: the folder of a new fleet, or more clients for one that exists. Nothing is overwritten."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedqssl.deploy.fleet import Fleet, FleetError, check_name
+from fedqssl.deploy.keys import make_certificates, make_key, write_new
+from fedqssl.serve.running import is_loopback
+
+SERVER = """# Settings of the server; options of `fedqssl deploy server` come before them.
+# buffer = "folder:/public"       # unlabeled images that the server may see
+# eval = "folder:/labeled"        # labeled images for the global accuracy; without, there is none
+# host = "0.0.0.0"                # where to listen
+# max_mib = 256                   # the largest message
+"""
+CLIENT = """# Settings of this client; options of `fedqssl deploy client` come before them.
+# bits = 4
+# data = "folder:/photos"
+# threads = 1
+"""
+UNIT = """[Unit]
+Description={description}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+ExecStart={command}
+Restart=on-failure
+RestartSec=10
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=full
+UMask=0077
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def make_fleet(path: Path, host: str | None, port: int | None, clients: Sequence[str]) -> list[str]:
+    """Make a fleet, or add clients to one; what was made, in words."""
+    for name in clients:
+        check_name(name)
+    if len(set(clients)) != len(clients):
+        raise FleetError("a client is named twice; every client needs a name of its own")
+    if (path / "fleet.toml").exists():
+        if host is not None or port is not None:
+            raise FleetError(f"{path} exists: its address stays; leave out --host and --port, or choose another folder")
+        taken = [name for name in clients if (path / "clients" / name).exists()]
+        if taken:
+            raise FleetError(f"{path} has a client {taken[0]!r} already; nothing was changed")
+        if not clients:
+            raise FleetError(f"{path} exists; add clients with --clients NAME,NAME, or choose another folder")
+        return [_make_client(Fleet.open(path), name) for name in clients]
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FleetError(f"{path} exists and is not a fleet; choose another folder")
+    return _make_new(path, host or "127.0.0.1", port or 9443, clients)
+
+
+def _make_new(path: Path, host: str, port: int, clients: Sequence[str]) -> list[str]:
+    if not 1 <= port <= 65535 or not host or any(c.isspace() or c in '"\\/' for c in host):
+        raise FleetError(f"{host}:{port} is no address; give --host a name or an IP address, and --port 1 to 65535")
+    for folder in (path, path / "server"):
+        folder.mkdir(mode=0o700, parents=True)
+    for folder in ("clients", "runs"):
+        (path / folder).mkdir()
+    write_new(path / ".gitignore", b"# keys are in here: nothing of a fleet belongs into a repository\n*\n", 0o644)
+    make_certificates(path, [host])
+    write_new(path / "server" / "server.toml", SERVER.encode(), 0o644)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    text = f'# where clients reach the server; the certificate is for this host, localhost and 127.0.0.1\naddress = "{address}"\n'
+    write_new(path / "fleet.toml", text.encode(), 0o644)  # last: what has it is a fleet
+    fleet = Fleet.open(path)
+    made = [f"{path}: certificates for {host}, settings, keys"]
+    made += [_make_client(fleet, name) for name in clients]
+    _write_help(fleet, clients or ["car-17"])
+    return made
+
+
+def _make_client(fleet: Fleet, name: str) -> str:
+    home = fleet.client(name)
+    make_key(home, name)
+    write_new(home / "client.toml", CLIENT.encode(), 0o644)
+    return f"{home}: a key for {name}; copy this folder, fleet.toml and ca.crt to its machine"
+
+
+def own_key(fleet: Fleet, name: str) -> bool:
+    """Make the client's key on its own machine, if it has none; whether it was made."""
+    home = fleet.client(name)
+    if (home / "key").exists():
+        return False
+    if (home / "key.pub").exists():
+        raise FleetError(f"{home} has a public key without its private one; run this on the machine that has it")
+    _make_client(fleet, name)
+    return True
+
+
+def commands(fleet: Fleet, clients: Sequence[str]) -> dict[str, str]:
+    """One command line for each role."""
+    folder = shlex.quote(str(fleet.path))
+    lines = {"server": f"fedqssl deploy server {folder} --buffer folder:/public"}
+    lines |= {n: f"fedqssl deploy client {folder} --name {n} --bits 4 --data folder:/photos" for n in clients}
+    return lines | {"start": f"fedqssl deploy start {folder} --preset cifar10-small min_clients={len(clients)}"}
+
+
+def _write_help(fleet: Fleet, clients: Sequence[str]) -> None:
+    """``COMMANDS.md``, and units for systemd in ``systemd/``."""
+    lines = commands(fleet, clients)
+    listed = "\n".join(f"{line}" for line in lines.values())
+    here = is_loopback(fleet.address.rpartition(":")[0].strip("[]"))
+    note = (
+        "\nOnly clients on this machine can reach this address; for others, make a fleet with --host.\n" if here else ""
+    )
+    text = (
+        f"# Commands of this fleet\n{note}\n```\n{listed}\nfedqssl deploy status {shlex.quote(str(fleet.path))}\n```\n"
+    )
+    write_new(fleet.path / "COMMANDS.md", text.encode(), 0o644)
+    (fleet.path / "systemd").mkdir()
+    python = shlex.quote(sys.executable)
+    for role, line in lines.items():
+        if role != "start":
+            command = line.replace("fedqssl", f"{python} -m fedqssl.cli.main", 1)
+            unit = UNIT.format(description=f"fedqssl {role}", command=command)
+            write_new(fleet.path / "systemd" / f"fedqssl-{role}.service", unit.encode(), 0o644)

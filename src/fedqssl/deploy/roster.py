@@ -1,0 +1,105 @@
+"""Who takes part in a run on real machines: what clients told when they joined, and the run's context made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from fedqssl.config import RunConfig
+from fedqssl.config.schema import parse_bits
+from fedqssl.data.images import ImageSet
+from fedqssl.data.partition import ClientSplit, Partition
+from fedqssl.data.registry import load_dataset
+from fedqssl.deploy.fleet import FleetError, ServerData
+from fedqssl.device.pictures import with_channels
+from fedqssl.engines.context import Context, class_count, make_task
+from fedqssl.engines.flower.wire import Capabilities
+from fedqssl.federated.server import requantize
+from fedqssl.federated.state import read_payload
+from fedqssl.lowbit import to_bytes
+from fedqssl.runs.folder import Checkpoint
+
+MIN_IMAGES = 2
+"""A contrastive batch needs two."""
+Roster = dict[str, Capabilities]
+
+
+def refusal(name: str, told: Capabilities, before: Capabilities | None) -> str | None:
+    """Why a client cannot take part (again); None if it can. Its key has said who it is: what it calls itself must agree."""
+    if told.name != name:
+        return f"it calls itself {told.name!r}, but its key is that of {name!r}"
+    try:
+        parse_bits(told.bits)
+    except ValueError as error:
+        return f"its bits: {error}"
+    if told.samples < MIN_IMAGES:
+        return f"it has {told.samples} training images"
+    if before is not None and (told.bits, told.samples) != (before.bits, before.samples):
+        now, then = f"{told.bits} bits, {told.samples} images", f"{before.bits} bits, {before.samples} images"
+        return f"it has {now} now, but joined this run with {then}; start a new run"
+    return None
+
+
+def roster_json(roster: Roster) -> dict[str, Any]:
+    """For ``roster.json``."""
+    return {name: asdict(told) for name, told in sorted(roster.items())}
+
+
+def read_roster(values: object) -> Roster:
+    """Inverse of :func:`roster_json`."""
+    try:
+        return {str(name): Capabilities(**told) for name, told in values.items()}  # type: ignore[attr-defined]
+    except (AttributeError, TypeError) as error:
+        raise FleetError(f"roster.json of the run cannot be read ({error})") from error
+
+
+class ServerImages:
+    """The server's own images: the buffer, and labeled ones for the evaluation, if any."""
+
+    def __init__(self, data: ServerData) -> None:
+        self.public = torch.cat([part.images for part in _both(data.buffer, data)])
+        if len(self.public) < MIN_IMAGES:
+            raise FleetError(
+                f"the buffer {data.buffer} has {len(self.public)} images; at least {MIN_IMAGES} are needed"
+            )
+        none = ImageSet(self.public[:0])
+        self.train, self.test = none, none
+        if data.labeled is not None:
+            self.train, self.test = (self._like_the_buffer(part) for part in _both(data.labeled, data))
+            if self.train.labels is None or self.test.labels is None:
+                raise FleetError(
+                    f"{data.labeled} has no labels, so it measures nothing; sort it into a folder per class"
+                )
+
+    def _like_the_buffer(self, part: ImageSet) -> ImageSet:
+        return replace(part, images=with_channels(part.images, self.public.shape[1]))
+
+    def context(self, config: RunConfig, roster: Mapping[str, Capabilities]) -> Context:
+        """The run's context with these clients."""
+        names = sorted(roster)
+        bits = {n: roster[n].bits for n in names}
+        config = config.model_copy(update={"clients": len(names), "bits": tuple(bits.values())})
+        task = make_task(config, self.public.shape[1], class_count(self.train, self.test))
+        if task.supervised and not task.classes:
+            raise FleetError(
+                f"{config.algorithm} trains with labels; give the server --eval, so that classes have numbers"
+            )
+        splits = {n: ClientSplit(torch.arange(roster[n].samples), torch.arange(roster[n].test_samples)) for n in names}
+        partition = Partition(torch.arange(len(self.public)), splits)
+        return Context(config, task, self.train, self.test, partition, bits, self.public)
+
+
+def _both(spec: str, data: ServerData) -> list[ImageSet]:
+    on_bad = "skip" if data.on_bad == "skip" else "error"
+    return [load_dataset(spec, split, None, on_bad=on_bad) for split in ("train", "test")]  # type: ignore[arg-type]
+
+
+def first_model(context: Context, checkpoint: Checkpoint, bits: int, lr: float) -> bytes:
+    """What a client that joins later begins with: the aggregated model in its bits, or the initial one if there is none."""
+    if checkpoint.aggregated is None:
+        return to_bytes(context.task.converted(bits))
+    state, epochs = read_payload(checkpoint.aggregated, 32, context.task), context.config.server.requantize_epochs
+    return requantize(state, bits, context.buffer(), context.task, checkpoint.rounds_done, epochs, lr)

@@ -1,0 +1,72 @@
+"""The run's process on the server: a ServerApp that plays a run with the clients of a fleet. Started by the steward alone."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+from rich.console import Console
+
+from fedqssl.deploy.fleet import Fleet, ServerData
+from fedqssl.deploy.playing import FleetRun
+from fedqssl.engines.flower import check_flower
+from fedqssl.runs.progress import Progress
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Play the run that the configuration names."""
+    config = context.run_config
+    fleet = Fleet.open(Path(str(config["fleet"])))
+    data = ServerData(**json.loads(str(config["data"])))
+    result = FleetRun(grid, fleet, str(config["run"]), data).play(Progress(functools.partial(print, flush=True)))
+    Console().print(result.table())
+
+
+def _end_with_parent() -> None:
+    """When the server goes, however it goes, so does this process: two of them must never work on one run."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def connect(fleet: Fleet, address: str, ticket: dict[str, Any]) -> Grid:
+    """A Grid for this run; the address is this machine's."""
+    TaskIdentity.task_id, TaskIdentity.run_id = ticket["task_id"], ticket["run_id"]
+    TaskIdentity.node_id = SUPERLINK_NODE_ID
+    grid = HttpGrid(address, False, fleet.authority.read_bytes(), token=ticket["token"])
+    grid.set_run(Run.create_empty(ticket["run_id"]))
+    return grid
+
+
+def start() -> None:
+    """Read what to do from standard input, which stays open as long as the server lives."""
+    check_flower()
+    task = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    grid = connect(Fleet.open(Path(task["fleet"])), task["address"], task["ticket"])
+    words = {"fleet": task["fleet"], "run": task["run"], "data": json.dumps(task["data"])}
+    context = Context(
+        run_id=task["ticket"]["run_id"],
+        node_id=SUPERLINK_NODE_ID,
+        node_config={},
+        state=RecordDict(),
+        run_config=words,
+    )
+    app(grid, context)
+
+
+if __name__ == "__main__":
+    start()

@@ -1,0 +1,60 @@
+"""``fedqssl deploy server``: one process with the SuperLink, and a thread that looks after the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from fedqssl.data.registry import load_dataset
+from fedqssl.deploy.events import Events
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one
+from fedqssl.deploy.steward import Steward
+from fedqssl.serve.running import bind
+
+CONNECTIONS = 500
+
+
+def serve(
+    fleet: Fleet, data: ServerData, host: str, port: int, max_bytes: int, say: Callable[[str], None] = print
+) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    if not (fleet.server / "server.key").is_file():
+        raise FleetError(f"{fleet.server} has no key: this is a client's part of the fleet; serve where you ran init")
+    for spec in filter(None, (data.buffer, data.labeled)):
+        load_dataset(spec, "train", on_bad="skip")  # what cannot be read is an error now, not in an hour
+    os.environ["FLWR_HOME"] = str(fleet.server / "flwr")
+    import uvicorn
+
+    from fedqssl.deploy.superlink import SuperLink
+
+    with only_one(fleet.server, f"the server of {fleet.path}"):
+        sock = bind(host, port)
+        events = Events(fleet.server / "log.jsonl")
+        link = SuperLink(fleet, host, port, max_bytes, events)
+        link.put_out_strangers()
+        link.admit()
+        port = sock.getsockname()[1]
+        steward = Steward(fleet, link, data, own_address(host, port), events)
+        options = {"log_level": "error", "access_log": False, "server_header": False, "proxy_headers": False}
+        config = uvicorn.Config(
+            link.guard,
+            ssl_certfile=str(fleet.server / "server.crt"),
+            ssl_keyfile=str(fleet.server / "server.key"),
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=2,
+            **options,
+        )
+        say(f"serving {fleet.path} on {host} port {port}; start a run with: fedqssl deploy start {fleet.path}")
+        events.note("server started", host=host, port=port)
+        steward.start()
+        try:
+            uvicorn.Server(config).run(sockets=[sock])
+        finally:
+            steward.leave()
+            events.note("server stopped")
+
+
+def own_address(host: str, port: int) -> str:
+    """Where this machine reaches a server that listens on ``host``."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"[{here}]:{port}" if ":" in here else f"{here}:{port}"

@@ -1,0 +1,98 @@
+"""What a client keeps on its own disk, atomically: its split, the last rounds' models as they came and went, its own model.
+
+No algorithm keeps an optimiser between rounds, so the model that a round began with is all of a client's state from before it;
+with it and the order, a round that the server repeats after a crash gives the same bytes, and what was sent is there to answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from fedqssl.data.images import ImageSet
+from fedqssl.deploy.fleet import read_json, write_json
+from fedqssl.federated.client import ClientMetrics
+from fedqssl.runs.folder import write_atomically
+
+KEEP = 2
+"""Rounds kept: the last, and the one before it."""
+
+
+def round_key(*parts: object) -> str:
+    """Digest of all that a round's bytes depend on."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else json.dumps(part, sort_keys=True).encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+class Store:
+    """A client's ``state`` folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+
+    def recall(self, key: str) -> tuple[bytes, ClientMetrics] | None:
+        """What was sent in this very round, if it was one of the last."""
+        for folder in self._rounds():
+            about = read_json(folder / "round.json")
+            if isinstance(about, dict) and about.get("key") == key:
+                sent = (folder / "sent.fqssl").read_bytes()
+                if hashlib.sha256(sent).hexdigest() == about["sent"]:
+                    metrics = about["metrics"]
+                    return sent, ClientMetrics(**{**metrics, "losses": tuple(metrics["losses"])})
+        return None
+
+    def keep(self, key: str, received: bytes, sent: bytes, metrics: ClientMetrics) -> None:
+        """Write a round down, whole or not at all."""
+        number = max((int(f.name.removeprefix("round-")) for f in self._rounds()), default=0) + 1
+        final = self.path / f"round-{number:06d}"
+        partial = final.with_name(final.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        write_atomically(partial / "received.fqssl", received)
+        write_atomically(partial / "sent.fqssl", sent)
+        digest = hashlib.sha256(sent).hexdigest()
+        write_json(partial / "round.json", {"key": key, "sent": digest, "metrics": asdict(metrics)})
+        os.replace(partial, final)
+        for old in self._rounds()[KEEP:]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _rounds(self) -> list[Path]:
+        """Newest first."""
+        return sorted((f for f in self.path.glob("round-??????") if f.is_dir()), reverse=True)
+
+    def split(self, train: ImageSet, test: ImageSet) -> tuple[ImageSet, ImageSet]:
+        """The client's own split: an image that was held out once stays held out, whatever is added to the data."""
+        held = read_json(self.path / "split.json")
+        if held is None:
+            write_json(self.path / "split.json", sorted(set(_digests(test))))
+            return train, test
+        back = torch.tensor([digest in set(held) for digest in _digests(train)], dtype=torch.bool)
+        if not bool(back.any()):
+            return train, test
+        returned = train.subset(back.nonzero().flatten())
+        return train.subset((~back).nonzero().flatten()), _joined(test, returned)
+
+    def own(self, name: str, data: bytes) -> None:
+        """One of the client's own files: ``model.fqssl``, ``device.fqssl``."""
+        write_atomically(self.path / name, data)
+
+
+def _digests(data: ImageSet) -> list[str]:
+    return [hashlib.sha256(image.contiguous().numpy().tobytes()).hexdigest()[:16] for image in data.images]
+
+
+def _joined(first: ImageSet, second: ImageSet) -> ImageSet:
+    labels = None
+    if first.labels is not None and second.labels is not None:
+        labels = torch.cat([first.labels, second.labels])
+    return ImageSet(torch.cat([first.images, second.images]), labels, first.class_names)

@@ -1,0 +1,135 @@
+"""Flower's SuperLink, hosted in this process behind the guard: TLS, signed requests, clients known by their keys.
+
+It is Flower's own application and state. What we leave out is what starts code: its command line sends an app's source to the
+SuperLink, which hands it on to every client. Here the software is what is installed, on both sides.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from flwr.common.constant import (
+    HEARTBEAT_DEFAULT_INTERVAL,
+    ISOLATION_MODE_PROCESS,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    TRANSPORT_TYPE_GRPC_RERE,
+    SubStatus,
+)
+from flwr.server.superlink.linkstate import LinkState
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
+from flwr.superlink.main import create_app
+
+from fedqssl.deploy.events import Events
+from fedqssl.deploy.fleet import Fleet, FleetError
+from fedqssl.deploy.guard import Guard
+from fedqssl.deploy.keys import read_public_key
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a run needs to use the SuperLink: who it is, and the secret that proves it."""
+
+    run_id: int
+    task_id: int
+    token: str
+
+
+class SuperLink:
+    """The application and its state."""
+
+    def __init__(self, fleet: Fleet, host: str, port: int, max_bytes: int, events: Events) -> None:
+        self.fleet, self.events = fleet, events
+        app = create_app(_config(fleet, host, port), SuperLinkLifespan)
+        self.state: LinkState = app.state.linkstate_factory.state()
+        self.guard = Guard(app, max_bytes, events)
+        self.keys: dict[str, bytes] = {}
+
+    def admit(self) -> None:
+        """Make the SuperLink's list of clients that of the fleet's folder: new keys are let in, removed ones put out."""
+        files = self.fleet.public_keys()
+        for name in [n for n in self.keys if n not in files]:
+            node = self.state.get_node_id_by_public_key(self.keys.pop(name))
+            if node is not None:
+                self.state.delete_node(NOOP_FLWR_AID, node)
+            self.events.note("removed", client=name)
+        for name in [n for n in files if n not in self.keys]:
+            try:
+                key = read_public_key(files[name])
+            except FleetError:
+                continue  # it may be half-written
+            if key in self.keys.values():
+                continue  # one key, one name
+            if self.state.get_node_id_by_public_key(key) is None:
+                self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
+            self.keys[name] = key
+            self.guard.know(name, key)
+            self.events.note("admitted", client=name)
+
+    def put_out_strangers(self) -> None:
+        """Once at the start: keys that were removed while no server ran."""
+        known = {read_public_key(file) for file in self.fleet.public_keys().values()}
+        for node in self.state.get_node_info(owner_aids=[NOOP_FLWR_AID]):
+            if node.public_key not in known and not node.unregistered_at:
+                self.state.delete_node(NOOP_FLWR_AID, node.node_id)
+
+    def connected(self) -> dict[str, bool]:
+        """Whether each client is connected now."""
+        names = {key: name for name, key in self.keys.items()}
+        nodes = self.state.get_node_info(owner_aids=[NOOP_FLWR_AID])
+        return {names[n.public_key]: n.status == "online" for n in nodes if n.public_key in names}
+
+    def open_run(self) -> Ticket:
+        """A new run in the SuperLink's books, running from now on; it has no app to send to anyone."""
+        run_id = self.state.create_run(
+            None, None, secrets.token_hex(32), {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+        )
+        task_id = self.state.get_run_info(run_ids=[run_id])[0].primary_task_id
+        token = self.state.claim_task(task_id) if task_id is not None else None
+        if task_id is None or token is None or not self.state.activate_task(task_id):
+            raise FleetError(
+                f"the SuperLink could not start a run; delete {self.fleet.server / 'state.db'} and try again"
+            )
+        return Ticket(run_id, task_id, token)
+
+    def keep_alive(self, ticket: Ticket) -> None:
+        """Tell the SuperLink that the run's process lives."""
+        self.state.acknowledge_task_heartbeat(ticket.task_id)
+
+    def close_run(self, ticket: Ticket, ok: bool) -> tuple[int, int]:
+        """The run is over; bytes that the SuperLink counted to and from clients."""
+        self.state.finish_task(ticket.task_id, SubStatus.COMPLETED if ok else SubStatus.FAILED, "")
+        run = self.state.get_run_info(run_ids=[ticket.run_id])[0]
+        return run.bytes_sent, run.bytes_recv
+
+
+def _config(fleet: Fleet, host: str, port: int) -> SuperLinkLifespanConfig:
+    files = fleet.authority, fleet.server / "server.crt", fleet.server / "server.key"
+    authority, certificate, key = (file.read_bytes() for file in files)
+    return SuperLinkLifespanConfig(
+        control_address="",
+        health_server_address=None,
+        host=host,
+        port=port,
+        insecure=False,
+        certificates=(authority, certificate, key),
+        superexec_auth_secret=secrets.token_bytes(32),  # nobody knows it: no SuperExec may take our runs
+        authn_plugin=load_control_authn_plugin(),
+        event_log_plugin=None,
+        fleet_event_log_plugin=None,
+        enable_event_log=False,
+        artifact_provider=None,
+        enable_supernode_auth=True,
+        fleet_api_type=TRANSPORT_TYPE_GRPC_RERE,
+        fleet_api_address=None,
+        simulation=False,
+        ssl_ca_certfile=str(files[0]),
+        ssl_certfile=str(files[1]),
+        ssl_keyfile=str(files[2]),
+        database=str(fleet.server / "state.db"),
+        isolation=ISOLATION_MODE_PROCESS,
+        runtime_dependency_install=False,
+    )
