@@ -103,7 +103,7 @@ def server(
     found = Fleet.open(fleet)
     own, _, own_port = found.address.rpartition(":")
     given = {"buffer": buffer, "eval": labeled, "host": host, "max_mib": max_mib}
-    known = {"buffer": None, "eval": None, "max_mib": 256}
+    known: dict[str, Any] = {"buffer": None, "eval": None, "max_mib": 256}
     known["host"] = "127.0.0.1" if is_loopback(own.strip("[]")) else "0.0.0.0"
     values = _settings(found.server / "server.toml", given, known)
     if values["buffer"] is None:

@@ -66,8 +66,8 @@ def _make_new(path: Path, host: str, port: int, clients: Sequence[str]) -> list[
         raise FleetError(f"{host}:{port} is no address; give --host a name or an IP address, and --port 1 to 65535")
     for folder in (path, path / "server"):
         folder.mkdir(mode=0o700, parents=True)
-    for folder in ("clients", "runs"):
-        (path / folder).mkdir()
+    for name in ("clients", "runs"):
+        (path / name).mkdir()
     write_new(path / ".gitignore", b"# keys are in here: nothing of a fleet belongs into a repository\n*\n", 0o644)
     make_certificates(path, [host])
     write_new(path / "server" / "server.toml", SERVER.encode(), 0o644)

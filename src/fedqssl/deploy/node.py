@@ -19,7 +19,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, ErrorCode
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -35,8 +35,9 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, FleetError
+from fedqssl.deploy.fleet import Fleet, FleetError, read_json, write_json
 from fedqssl.deploy.keys import PrivateKey, read_key
+from fedqssl.engines.flower import hush
 
 POLL = 0.5
 RETRY = 3.0
@@ -53,6 +54,7 @@ def _stopped(number: int, frame: object) -> NoReturn:
 def run_node(fleet: Fleet, name: str, app: ClientApp, events: Events, say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; a server that is away is waited for."""
     os.environ["FLWR_HOME"] = str(fleet.client(name) / "flwr")
+    hush(fleet.client(name) / "flower.log")
     signal.signal(signal.SIGTERM, _stopped)
     key = read_key(fleet.client(name) / "key")
     with suppress(KeyboardInterrupt):
@@ -76,15 +78,11 @@ def run_node(fleet: Fleet, name: str, app: ClientApp, events: Events, say: Calla
 
 def _admitted(fleet: Fleet, name: str, key: PrivateKey, say: Callable[[str], None]) -> None:
     """Return when the server takes this key; a server that cannot be reached is tried again, one that refuses is not."""
-    public, refused, told = key.public_key(), 0, False
-    request = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+    refused, told = 0, False
     while True:
         try:
-            with FleetHttpClient.from_server_address(
-                fleet.address, False, fleet.authority.read_bytes(), [NodeAuthHttpInterceptor(key, public)]
-            ) as client:
-                client.ActivateNode(request)
-                return
+            _knock(fleet, name, key)
+            return
         except httpx.HTTPStatusError as error:
             refused += 1
             if refused >= REFUSALS:
@@ -103,6 +101,25 @@ def _admitted(fleet: Fleet, name: str, key: PrivateKey, say: Callable[[str], Non
                 say(f"{fleet.address} cannot be reached; trying again until it can")
                 told = True
         time.sleep(RETRY)
+
+
+def _knock(fleet: Fleet, name: str, key: PrivateKey) -> None:
+    """Come and go once.
+
+    The number that the server gives us is kept: with it, a client that was killed can take its own connection back at once,
+    where Flower would have it wait until its heartbeat is missed.
+    """
+    public, kept = key.public_key(), fleet.client(name) / "state" / "node.json"
+    authority, sign = fleet.authority.read_bytes(), NodeAuthHttpInterceptor(key, public)
+    with FleetHttpClient.from_server_address(fleet.address, False, authority, [sign]) as client:
+        before = read_json(kept)
+        if isinstance(before, int):
+            with suppress(httpx.HTTPStatusError):
+                client.DeactivateNode(DeactivateNodeRequest(node_id=before))
+        pem = public_key_to_bytes(public)
+        found = client.ActivateNode(ActivateNodeRequest(public_key=pem, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL))
+        write_json(kept, found.node_id)
+        client.DeactivateNode(DeactivateNodeRequest(node_id=found.node_id))
 
 
 class _Link:

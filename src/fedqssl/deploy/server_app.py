@@ -20,7 +20,7 @@ from rich.console import Console
 
 from fedqssl.deploy.fleet import Fleet, ServerData
 from fedqssl.deploy.playing import FleetRun
-from fedqssl.engines.flower import check_flower
+from fedqssl.engines.flower import hush
 from fedqssl.runs.progress import Progress
 
 app = ServerApp()
@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def _end_with_parent() -> None:
     """When the server goes, however it goes, so does this process: two of them must never work on one run."""
-    sys.stdin.buffer.read()
+    os.read(sys.stdin.fileno(), 1)  # not through sys.stdin, whose lock would be held when this process ends
     os._exit(1)
 
 
@@ -53,10 +53,11 @@ def connect(fleet: Fleet, address: str, ticket: dict[str, Any]) -> Grid:
 
 def start() -> None:
     """Read what to do from standard input, which stays open as long as the server lives."""
-    check_flower()
     task = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    grid = connect(Fleet.open(Path(task["fleet"])), task["address"], task["ticket"])
+    fleet = Fleet.open(Path(task["fleet"]))
+    hush(fleet.server / "flower.log")
+    grid = connect(fleet, task["address"], task["ticket"])
     words = {"fleet": task["fleet"], "run": task["run"], "data": json.dumps(task["data"])}
     context = Context(
         run_id=task["ticket"]["run_id"],
@@ -65,7 +66,12 @@ def start() -> None:
         state=RecordDict(),
         run_config=words,
     )
-    app(grid, context)
+    try:
+        app(grid, context)
+    except (ValueError, OSError) as error:
+        if os.environ.get("FEDQSSL_DEBUG") == "1":
+            raise
+        sys.exit(f"error: {' '.join(str(error).split())}")
 
 
 if __name__ == "__main__":

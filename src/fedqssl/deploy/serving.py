@@ -9,6 +9,7 @@ from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one
 from fedqssl.deploy.steward import Steward
+from fedqssl.engines.flower import hush
 from fedqssl.serve.running import bind
 
 CONNECTIONS = 500
@@ -27,6 +28,7 @@ def serve(
 
     from fedqssl.deploy.superlink import SuperLink
 
+    hush(fleet.server / "flower.log")
     with only_one(fleet.server, f"the server of {fleet.path}"):
         sock = bind(host, port)
         events = Events(fleet.server / "log.jsonl")
@@ -35,14 +37,16 @@ def serve(
         link.admit()
         port = sock.getsockname()[1]
         steward = Steward(fleet, link, data, own_address(host, port), events)
-        options = {"log_level": "error", "access_log": False, "server_header": False, "proxy_headers": False}
         config = uvicorn.Config(
             link.guard,
             ssl_certfile=str(fleet.server / "server.crt"),
             ssl_keyfile=str(fleet.server / "server.key"),
             limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=2,
-            **options,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
         )
         say(f"serving {fleet.path} on {host} port {port}; start a run with: fedqssl deploy start {fleet.path}")
         events.note("server started", host=host, port=port)

@@ -6,9 +6,11 @@ Nothing here knows an algorithm. ``wire`` says what is in a message, ``exchange`
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedqssl.data.pixels import MissingExtraError
@@ -30,15 +32,21 @@ QUIET = {
 
 
 def check_flower() -> None:
-    """Import Flower, silenced; one line that names the extra, if it is not installed."""
-    os.environ.update(QUIET)  # read when flwr is imported
-    try:
-        import flwr  # noqa: F401
-        import ray  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(f"this needs {error.name}: pip install 'fedqssl[flower]'") from error
+    """One line that names the extra, if it is not installed; to be called before Flower is imported."""
+    for name in ("flwr", "ray", "cryptography"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(f"this needs {name}: pip install 'fedqssl[flower]'")
+    os.environ.update(QUIET)
+
+
+def hush(log: Path | None = None) -> None:
+    """Keep Flower's and Ray's running commentary off the terminal, or in a file: what a person should see we say ourselves."""
     for name in ("flwr", "ray"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.ERROR if log is None else logging.WARNING)
+    if log is not None:
+        flower = logging.getLogger("flwr")
+        flower.handlers[:] = [logging.FileHandler(log)]
+        flower.propagate = False
 
 
 def flower_simulation(context: Context, tick: Tick) -> AbstractContextManager[Engine]:
@@ -49,4 +57,4 @@ def flower_simulation(context: Context, tick: Tick) -> AbstractContextManager[En
     return FlowerSimulation(context, tick)
 
 
-__all__ = ["check_flower", "flower_simulation"]
+__all__ = ["check_flower", "flower_simulation", "hush"]

@@ -72,7 +72,7 @@ class Exchange:
                 raise ExchangeError("what carries the messages has ended")
             if waiting:
                 time.sleep(self.poll)
-        failed |= dict.fromkeys(waiting.values(), f"no reply within {deadline:g} s")
+        failed |= dict.fromkeys(waiting.values(), f"no reply within {deadline or 0:g} s")
         return replies, failed
 
 

@@ -7,6 +7,7 @@ as many as the cluster holds. Each process reads the data set for itself, so it 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import queue
 import threading
@@ -15,12 +16,14 @@ from types import TracebackType
 
 import torch
 from flwr.app import Context as FlowerContext
+from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from fedqssl.config import RunConfig
 from fedqssl.data.registry import absolute
 from fedqssl.engines.context import Context, build_context
+from fedqssl.engines.flower import hush
 from fedqssl.engines.flower.client import client_app
 from fedqssl.engines.flower.engine import FlowerEngine
 from fedqssl.engines.flower.exchange import Exchange, ExchangeError
@@ -86,15 +89,19 @@ class FlowerSimulation(FlowerEngine):
             self._grids.put(grid)
             self._leave.wait()
 
-        resources = {"num_cpus": config.client_cpus, "num_gpus": config.client_gpus}
-        here = {"num_cpus": max(1, round(self.workers * config.client_cpus))}
-        init = {} if os.environ.get("RAY_ADDRESS") else here
+        hush()
+        resources: BackendConfig = {
+            "client_resources": {"num_cpus": config.client_cpus, "num_gpus": config.client_gpus},
+            "init_args": {},
+        }
+        if not os.environ.get("RAY_ADDRESS"):
+            resources["init_args"]["num_cpus"] = max(1, math.ceil(self.workers * config.client_cpus))
         try:
             run_simulation(
                 app,
                 client_app(functools.partial(_role, config)),
                 len(self.context.bits),
-                backend_config={"init_args": init, "client_resources": resources},
+                backend_config=resources,
             )
         except BaseException as error:
             self._failure = error
