@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from fedqssl.config import RunConfig, load_config, to_toml
+from fedqssl.config.load import parse_words
 from fedqssl.cost.units import bytes_text
 from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError, read_json, write_json
 from fedqssl.runs.folder import write_atomically
@@ -33,13 +34,25 @@ def unfinished(fleet: Fleet) -> str | None:
     return max(waiting, key=lambda f: f.stat().st_mtime).stem if waiting else None
 
 
-def requested(config: RunConfig) -> RunConfig:
-    """A run's settings for real machines: their clients, bits and images are the clients' own to say."""
-    if config.devices is not None:
-        raise FleetError("devices is for simulations: here every client names its own bits")
-    return config.model_copy(
-        update={"engine": "flower", "data": "fleet", "data_dir": None, "images": None, "partition": "natural"}
+def requested(preset: str, settings: Sequence[str]) -> RunConfig:
+    """A run's settings for real machines, where clients, bits and images are the clients' own to say."""
+    given = parse_words(settings)
+    for key in ("clients", "bits", "devices", "data", "engine", "partition"):
+        if key in given:
+            raise FleetError(f"{key} is not for real machines: who connects takes part, with its own bits and images")
+    least = given.get("min_clients", "")
+    config = load_config(
+        preset, {**given, "bits": 8, "clients": int(least) if least.isdecimal() and int(least) else 10}
     )
+    fleet = {
+        "engine": "flower",
+        "data": "fleet",
+        "data_dir": None,
+        "images": None,
+        "partition": "natural",
+        "devices": None,
+    }
+    return config.model_copy(update=fleet)
 
 
 def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool = False) -> tuple[str, bool]:
@@ -56,8 +69,8 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
         if preset is None:
             raise FleetError("there is no run to go on with; start one with --preset")
         name = _next(fleet.runs, Path(preset).stem)
-        write_atomically(fleet.runs / f"{name}.toml", to_toml(requested(load_config(preset, list(settings)))).encode())
-    elif preset is not None and to_toml(requested(load_config(preset, list(settings)))) != _text(fleet, known):
+        write_atomically(fleet.runs / f"{name}.toml", to_toml(requested(preset, settings)).encode())
+    elif preset is not None and to_toml(requested(preset, settings)) != _text(fleet, known):
         raise FleetError(
             f"{known} is not finished, and has other settings; go on with it without --preset, or start another with --new"
         )
