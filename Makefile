@@ -2,7 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# `make test EXTRAS=dev,flower` runs the tests of Flower too; without it they are skipped.
+EXTRAS ?= dev
+comma := ,
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: run test test-full lint clean
@@ -28,5 +31,5 @@ clean:
 # The editable install also builds the C++ kernels (setup.py); a changed kernel source builds them anew.
 $(STAMP): pyproject.toml constraints.txt $(wildcard setup.py src/fedqssl/quant/kernels/*.cpp src/fedqssl/quant/kernels/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@

@@ -37,7 +37,7 @@ def test_python(code, tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", SHELL)
 def test_commands_exist_with_these_options(command):
     words = shlex.split(command)[1:]
-    depth = 2 if words[0] == "bench" else 1
+    depth = 2 if words[0] in ("bench", "deploy") else 1
     help_text = CliRunner().invoke(app, [*words[:depth], "--help"], env={"COLUMNS": "200"})
     assert help_text.exit_code == 0
     for option in (w for w in words if w.startswith("--")):
