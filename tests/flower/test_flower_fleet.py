@@ -195,8 +195,14 @@ def test_status_shows_who_and_what(fleet):
         "wire_sent": 10,
         "refused": None,
     }
-    for word in ("smoke-1 running, round 1 of 2", "car-1", "yes", "1.00 KiB", "4.00 KiB", "car-2 cannot take part: x"):
+    for word in ("smoke-1 running, round 1 of 2", "car-1", "yes", "1 KiB", "4 KiB", "car-2 cannot take part: x"):
         assert word in shown, shown
+    told = control.prometheus(values).splitlines()
+    assert (
+        'fedqssl_client_connected{client="car-1"} 1' in told
+        and "fedqssl_round 1" in told
+        and "fedqssl_running 1" in told
+    )
 
 
 def test_what_a_client_keeps_is_whole_or_not_there(tmp_path, monkeypatch):

@@ -12,9 +12,8 @@ from rich.table import Table
 
 from fedqssl.config import RunConfig, load_config, to_toml
 from fedqssl.config.load import parse_words
-from fedqssl.cost.units import bytes_text
 from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError, read_json, write_json
-from fedqssl.runs.folder import write_atomically
+from fedqssl.files import write_atomically
 
 TAKEN = 30.0
 """Seconds within which the server takes an order."""
@@ -170,6 +169,20 @@ def table(values: dict[str, Any]) -> Table:
     for name, c in values["clients"].items():
         seen = "never" if c["last_seen"] is None else f"{max(0, time.time() - c['last_seen']):.0f} s ago"
         known = ["-" if c[key] is None else str(c[key]) for key in ("bits", "images")]
-        sizes = [bytes_text(c[key]) for key in ("bytes_up", "bytes_down", "wire_received")]
+        sizes = [f"{c[key] / 1024:.0f} KiB" for key in ("bytes_up", "bytes_down", "wire_received")]
         found.add_row(name, "yes" if c["connected"] else "no", *known, seen, *sizes)
     return found
+
+
+def prometheus(values: dict[str, Any]) -> str:
+    """The same for machines: the text format that Prometheus reads."""
+    run, lines = (
+        values["run"],
+        [f"fedqssl_serving {int(values['serving'])}", f"fedqssl_round {values['run']['round'] or 0}"],
+    )
+    lines.append(f"fedqssl_running {int(run['state'] in GOING)}")
+    for name, c in values["clients"].items():
+        seen = {"connected": int(c["connected"]), "last_seen_seconds": c["last_seen"] or 0}
+        sizes = {f"{key}_bytes": c[key] for key in ("wire_received", "wire_sent")}
+        lines += [f'fedqssl_client_{key}{{client="{name}"}} {value}' for key, value in {**seen, **sizes}.items()]
+    return "\n".join(lines) + "\n"

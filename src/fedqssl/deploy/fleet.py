@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedqssl.runs.folder import finite, write_atomically
+from fedqssl.files import finite, write_atomically
 
 if sys.version_info >= (3, 11):
     import tomllib

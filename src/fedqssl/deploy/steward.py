@@ -16,9 +16,11 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from fedqssl.deploy.control import collect, prometheus
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import OVER, Fleet, ServerData, read_json, write_json
 from fedqssl.deploy.superlink import SuperLink, Ticket
+from fedqssl.files import write_atomically
 
 PAUSE = 1.0
 HEARTBEAT = 10.0
@@ -47,6 +49,7 @@ class Steward(threading.Thread):
                 self._watch()
                 self._obey()
                 write_json(self.fleet.server / "nodes.json", self._nodes())
+                write_atomically(self.fleet.server / "metrics.prom", prometheus(collect(self.fleet)).encode())
             except Exception as error:  # a full disk or a half-written file must not end the server
                 self.events.note("trouble", what=repr(error))
 

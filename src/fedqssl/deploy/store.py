@@ -18,7 +18,7 @@ import torch
 from fedqssl.data.images import ImageSet
 from fedqssl.deploy.fleet import read_json, write_json
 from fedqssl.federated.client import ClientMetrics
-from fedqssl.runs.folder import write_atomically
+from fedqssl.files import write_atomically
 
 KEEP = 2
 """Rounds kept: the last, and the one before it."""

@@ -47,6 +47,7 @@ class SuperLink:
         self.state: LinkState = app.state.linkstate_factory.state()
         self.guard = Guard(app, max_bytes, events)
         self.keys: dict[str, bytes] = {}
+        self.refused: set[bytes] = set()
 
     def admit(self) -> None:
         """Make the SuperLink's list of clients that of the fleet's folder: new keys are let in, removed ones put out."""
@@ -58,16 +59,26 @@ class SuperLink:
             self.events.note("removed", client=name)
         for name in [n for n in files if n not in self.keys]:
             try:
-                key = read_public_key(files[name])
+                self._let_in(name, read_public_key(files[name]))
             except FleetError:
                 continue  # it may be half-written
+
+    def _let_in(self, name: str, key: bytes) -> None:
+        """Once for each key: one that has another name here, or was removed before, stays out."""
+        if key in self.refused:
+            return
+        try:
             if key in self.keys.values():
-                continue  # one key, one name
+                raise ValueError("this key has another name")
             if self.state.get_node_id_by_public_key(key) is None:
                 self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
-            self.keys[name] = key
-            self.guard.know(name, key)
-            self.events.note("admitted", client=name)
+        except ValueError as error:
+            self.refused.add(key)
+            self.events.note("not admitted", client=name, why=str(error))
+            return
+        self.keys[name] = key
+        self.guard.know(name, key)
+        self.events.note("admitted", client=name)
 
     def put_out_strangers(self) -> None:
         """Once at the start: keys that were removed while no server ran."""

@@ -6,14 +6,14 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from fedqssl.files import finite, write_atomically
 
 KEEP = 2
 """Checkpoints kept: the newest, and one before it."""
@@ -54,21 +54,6 @@ class Checkpoint:
     payloads: dict[str, bytes]
     aggregated: bytes | None
     totals: Totals
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is there in full or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
 
 
 class RunFolder:
@@ -231,17 +216,11 @@ def _digest(state: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def finite(value: Any) -> Any:
-    """The same with None for numbers that JSON does not have (a loss of a round whose steps were all skipped)."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _round_of(line: str) -> float:
     try:
         return float(json.loads(line)["round"])
     except (ValueError, KeyError):
         return float("inf")  # the last line of a killed run may be cut off
+
+
+__all__ = ["Checkpoint", "RunError", "RunFolder", "Totals", "finite", "write_atomically"]
