@@ -262,3 +262,14 @@ def test_load_bytes_is_what_checks_payloads(pictures):
     """The control of the spoilt payloads above: an honest one is taken."""
     task = in_one_place(pictures).task
     load_bytes(task.reader(4), to_bytes(task.converted(4)))
+
+
+def test_the_servers_workers_have_the_buffer_and_nothing_else(pictures, tmp_path, reference):
+    """Two worker processes de-quantize; a client that the engine did not know when they started is no matter to them."""
+    context = in_one_place(pictures, workers=2)
+    engine = engine_of(context, roles(pictures, tmp_path))
+    slim = context.for_workers()
+    assert slim.partition.clients == {} and torch.equal(slim.buffer(), context.buffer()) and slim.public is None
+    now, _ = played(context, engine, 1)
+    first = played(in_one_place(pictures), InProcess(in_one_place(pictures)), 1)[0]
+    assert now.payloads == first.payloads and engine.workers_peak > 0

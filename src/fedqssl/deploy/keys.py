@@ -5,6 +5,7 @@ Private keys are created readable by their owner alone, and never overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives import serialization as forms
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedqssl.deploy.fleet import FleetError
+from fedqssl.deploy.fleet import Fleet, FleetError
 
 YEARS = 10
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -127,3 +128,12 @@ def read_public_key(path: Path) -> bytes:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise FleetError(f"{path} is not an elliptic-curve key")
     return key.public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
+
+
+def public_keys(fleet: Fleet) -> dict[str, bytes]:
+    """By client name; what is not a key (yet: it may be half-written) is left out."""
+    found = {}
+    for name, file in fleet.public_keys().items():
+        with contextlib.suppress(FleetError):
+            found[name] = read_public_key(file)
+    return found

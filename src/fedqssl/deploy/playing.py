@@ -12,14 +12,14 @@ from flwr.serverapp import Grid
 
 from fedqssl.config import load_config, to_toml
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, ServerData, read_json, write_json
-from fedqssl.deploy.keys import read_public_key
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, read_json, write_json
+from fedqssl.deploy.keys import public_keys
 from fedqssl.deploy.roster import Roster, ServerImages, first_model, read_roster, refusal, roster_json
 from fedqssl.engines.context import Context
 from fedqssl.engines.flower.engine import FlowerEngine
 from fedqssl.engines.flower.exchange import Exchange
 from fedqssl.runs.describe import describe_data
-from fedqssl.runs.execute import Logged, check_same_data, environment, play_to_end
+from fedqssl.runs.execute import Logged, environment, play_to_end
 from fedqssl.runs.folder import Checkpoint, RunFolder
 from fedqssl.runs.play import first_checkpoint, learning_rate
 from fedqssl.runs.progress import Progress
@@ -61,13 +61,15 @@ class FleetRun:
         if known:
             self.config = load_config(self.folder.path / "config.toml")
             self.roster = read_roster(read_json(self.folder.path / "roster.json"))
-            check_same_data(images.context(self.config, self.roster), self.folder)
+            self._check_images(images.context(self.config, self.roster))
         run = self._identity()
         engine = FlowerEngine(images.context(self.config, self.roster), run, self.exchange, shown.tick)
         engine.workers = self.config.workers
         self._wait(engine, progress)
         context = engine.context = images.context(self.config, self.roster)
-        if not known:
+        if known:
+            self._write_members(context)  # a server that was killed may have written a part of them
+        else:
             self._create(context)
         with self.folder.locked(), engine:
             checkpoint = self.folder.latest() or first_checkpoint(context)
@@ -90,6 +92,14 @@ class FleetRun:
         if read_json(path) is None:
             write_json(path, secrets.token_hex(8))
         return str(read_json(path))
+
+    def _check_images(self, context: Context) -> None:
+        """Going on with another buffer would give a run that never was."""
+        noted = read_json(self.folder.path / "environment.json") or {}
+        if noted.get("images_sha256") != environment(context)["images_sha256"]:
+            raise FleetError(
+                f"the server's images have changed since {self.name} began: put them back, or start with --new"
+            )
 
     def _create(self, context: Context) -> None:
         """The files of a new run; config.toml last, as everywhere."""
@@ -128,7 +138,7 @@ class FleetRun:
 
     def _look(self, engine: FlowerEngine, progress: Progress) -> None:
         """Who is connected, by key; those that have not been asked yet are asked what they can do."""
-        keys = {read_public_key(file): name for name, file in self.fleet.public_keys().items()}
+        keys = {key: name for name, key in public_keys(self.fleet).items()}
         here = {keys[n.public_key]: n.node_id for n in self.exchange.grid.get_nodes() if n.public_key in keys}
         unknown = {name: node for name, node in here.items() if name not in engine.known}
         for name, told in engine.discover(unknown, ANSWER).items():

@@ -26,7 +26,7 @@ from flwr.superlink.main import create_app
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError
 from fedqssl.deploy.guard import Guard
-from fedqssl.deploy.keys import read_public_key
+from fedqssl.deploy.keys import public_keys
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,14 @@ class SuperLink:
 
     def admit(self) -> None:
         """Make the SuperLink's list of clients that of the fleet's folder: new keys are let in, removed ones put out."""
-        files = self.fleet.public_keys()
-        for name in [n for n in self.keys if n not in files]:
+        there = public_keys(self.fleet)
+        for name in [n for n, key in self.keys.items() if there.get(n) != key]:
             node = self.state.get_node_id_by_public_key(self.keys.pop(name))
             if node is not None:
                 self.state.delete_node(NOOP_FLWR_AID, node)
             self.events.note("removed", client=name)
-        for name in [n for n in files if n not in self.keys]:
-            try:
-                self._let_in(name, read_public_key(files[name]))
-            except FleetError:
-                continue  # it may be half-written
+        for name in [n for n in there if n not in self.keys]:
+            self._let_in(name, there[name])
 
     def _let_in(self, name: str, key: bytes) -> None:
         """Once for each key: one that has another name here, or was removed before, stays out."""
@@ -82,7 +79,7 @@ class SuperLink:
 
     def put_out_strangers(self) -> None:
         """Once at the start: keys that were removed while no server ran."""
-        known = {read_public_key(file) for file in self.fleet.public_keys().values()}
+        known = set(public_keys(self.fleet).values())
         for node in self.state.get_node_info(owner_aids=[NOOP_FLWR_AID]):
             if node.public_key not in known and not node.unregistered_at:
                 self.state.delete_node(NOOP_FLWR_AID, node.node_id)

@@ -75,7 +75,7 @@ def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) 
     config = load_config(folder / "config.toml")
     _check(config)
     context = build_context(config)
-    check_same_data(context, found)
+    _check_same_data(context, found)
     return run_to_end(context, found, progress)
 
 
@@ -90,7 +90,7 @@ def _check(config: RunConfig) -> None:
     check_tracking(config.track)
 
 
-def check_same_data(context: Context, folder: RunFolder) -> None:
+def _check_same_data(context: Context, folder: RunFolder) -> None:
     """Going on with other images would give a run that never was."""
     same = folder.read_json("partition.json") == json.loads(json.dumps(context.partition.to_json()))
     environment = folder.read_json("environment.json")
