@@ -12,7 +12,7 @@ from fedqssl.deploy.control import collect
 from fedqssl.deploy.fleet import Fleet
 from fedqssl.deploy.making import make_fleet
 
-PATIENCE = 400
+PATIENCE = 1500
 """Seconds that something may take on a busy machine before a test gives up."""
 HERE = Path(__file__).parent
 

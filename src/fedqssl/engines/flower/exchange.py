@@ -10,6 +10,8 @@ from flwr.serverapp import Grid
 
 TTL = 7 * 24 * 3600.0
 """Seconds for which a message without a deadline may wait for its node."""
+GRACE = 60.0
+"""Seconds for which Flower keeps a message beyond our deadline, so that it is we who say that a reply is late."""
 REASONS = {
     2: "it raised an error",
     3: "its reply did not arrive in full",
@@ -52,7 +54,7 @@ class Exchange:
         waiting: dict[str, str] = {}
         for name in contents:
             if name in nodes:
-                message = Message(contents[name], nodes[name], kind, ttl=deadline or TTL)
+                message = Message(contents[name], nodes[name], kind, ttl=TTL if deadline is None else deadline + GRACE)
                 pushed = [sent for sent in self.grid.push_messages([message]) if sent]
                 if pushed:
                     waiting[pushed[0]] = name
