@@ -45,8 +45,10 @@ class Processes:
         return self
 
     def __exit__(self, *error) -> None:
+        for process in self.running.values():  # all at once first, so that even Ctrl-C leaves none behind
+            process.terminate()
         for name in list(self.running):
-            self.end(name, signal.SIGTERM if name != "server" else signal.SIGKILL)
+            self.end(name)
 
     def launch(self, name: str, *words) -> subprocess.Popen:
         """A process whose output is in ``<name>.out``."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from direct_grid import DirectGrid
 from flower_pictures import CLIENTS, in_one_place
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.events import Events
@@ -198,13 +198,20 @@ def test_final_models_are_judged_where_the_labels_are(pictures, tmp_path):
     engine = engine_of(context, parties)
     now = first_checkpoint(context)
     found = engine.accuracies(context, now.payloads)
+    from fedqssl.runs.evaluate import own_accuracy
+
+    sets = [(data.images, data.labels) for data in (parties["car-1"].held, parties["car-1"].tested)]
+    task = dataclasses.replace(context.task, classes=10)
+    assert found["car-1"] == own_accuracy(
+        task, "car-1", 4, now.payloads["car-1"], *sets
+    )  # as a simulation's is measured
     assert sorted(found) == ["car-1", "car-2"] and all(0 <= a <= 1 for a in found.values())
     for name in CLIENTS:
         assert (tmp_path / name / "model.fqssl").read_bytes() == now.payloads[name]
     import fedqssl
 
     device = fedqssl.load(tmp_path / "car-1" / "device.fqssl")
-    assert device.predict(pictures / "car-1")[0].label.startswith("marked-") and "car-1" in device.card()
+    assert device.predict(pictures / "car-1")[0].name.startswith("marked-") and "car-1" in device.card()
     assert not (tmp_path / "van-3" / "device.fqssl").exists()
 
 
@@ -213,6 +220,8 @@ def test_our_arrays_are_not_for_averaging():
     from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
     records = [pack(Reply("r", "n", 0, 1), b"12345678") for _ in range(2)]
+    for record in records:
+        record["metrics"] = MetricRecord({"num-examples": 1.0})
     with pytest.raises(TypeError, match=STYPE):
         records[0]["model"]["payload"].numpy()
     with pytest.raises(Exception, match=STYPE):

@@ -15,7 +15,6 @@ from fedqssl.device.pictures import with_channels
 from fedqssl.engines.flower.wire import Capabilities, Request
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.order import Member, carry_out
-from fedqssl.runs.evaluate import own_accuracy
 
 
 class LocalRole:
@@ -51,7 +50,7 @@ class LocalRole:
             self.events.note("round repeated", round=order.round_number + 1)
             return known
         channels = order.task.in_channels
-        labels = self._labels(self.held, request) if order.task.supervised else None
+        labels = self._labels(self.held, request.class_names) if order.task.supervised else None
         member = Member(self.name, self.bits, with_channels(self.held.images, channels), labels)
         sent, metrics = carry_out(order, payload, member)
         self.store.keep(key, payload, sent, metrics)
@@ -62,32 +61,31 @@ class LocalRole:
 
     def evaluate(self, request: Request, payload: bytes) -> float | None:
         """Keep the final model and, with labels, a device file with a classifier; its accuracy on the held-out images."""
-        task, accuracy = request.read_order(trust=self.trust).task, None
+        task = request.read_order(trust=self.trust).task
         self.store.own("model.fqssl", payload)
         self.events.note("final model", bytes=len(payload))
         if self.held.labels is None or self.tested.labels is None:
             return None
-        if not task.supervised:
+        fleets = request.class_names if task.supervised else None
+        if not task.supervised:  # a classifier of the client's own, for its own classes
             task = replace(task, classes=max(self.held.num_classes or 0, self.tested.num_classes or 0))
-        sets = []
-        for part in (self.held, self.tested):
-            labels = self._labels(part, request) if task.supervised else part.labels
-            assert labels is not None
-            sets.append((with_channels(part.images, task.in_channels), labels))
-        accuracy = own_accuracy(task, self.name, self.bits, payload, *sets)
-        names = request.class_names if task.supervised else self.held.class_names
-        labels_by_name = names or tuple(map(str, range(task.classes)))
-        made = device_file(task, self.name, self.bits, payload, sets[0], labels_by_name, accuracy, len(self.tested))
+        train, test = (
+            (with_channels(part.images, task.in_channels), self._labels(part, fleets))
+            for part in (self.held, self.tested)
+        )
+        names = fleets or self.held.class_names or tuple(map(str, range(task.classes)))
+        made, accuracy = device_file(task, self.name, self.bits, payload, train, test, names)
         self.store.own("device.fqssl", made)
         return accuracy
 
-    def _labels(self, part: ImageSet, request: Request) -> Tensor:
-        """The client's labels as the fleet numbers its classes: by name where names are known."""
+    @staticmethod
+    def _labels(part: ImageSet, fleets: tuple[str, ...] | None) -> Tensor:
+        """The client's labels, as the fleet numbers its classes if it has: by name where names are known."""
         if part.labels is None:
             raise DataError("the run trains with labels, and these images have none")
-        if request.class_names is None or part.class_names is None:
+        if fleets is None or part.class_names is None:
             return part.labels
-        unknown = sorted(set(part.class_names) - set(request.class_names))
+        unknown = sorted(set(part.class_names) - set(fleets))
         if unknown:
-            raise DataError(f"the fleet has no class {unknown[0]!r}; its classes: {', '.join(request.class_names)}")
-        return torch.tensor([request.class_names.index(name) for name in part.class_names])[part.labels]
+            raise DataError(f"the fleet has no class {unknown[0]!r}; its classes: {', '.join(fleets)}")
+        return torch.tensor([fleets.index(name) for name in part.class_names])[part.labels]
