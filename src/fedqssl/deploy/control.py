@@ -162,7 +162,7 @@ def table(values: dict[str, Any]) -> Table:
     now = (
         f"{run['run']} {run['state']}, round {run['round'] or 0} of {run['rounds'] or '?'}" if run["run"] else "no run"
     )
-    title = f"{values['fleet']}: server {'up' if values['serving'] else 'down'}; {now}"
+    title = f"server {'up' if values['serving'] else 'down'}; {now}"
     found = Table(
         "client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up", title=title
     )

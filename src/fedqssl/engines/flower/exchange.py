@@ -64,7 +64,9 @@ class Exchange:
         end = time.monotonic() + deadline if deadline else float("inf")
         while waiting and time.monotonic() < end:
             for message in self.grid.pull_messages(list(waiting)):
-                name = waiting.pop(message.metadata.reply_to_message_id)
+                name = waiting.pop(message.metadata.reply_to_message_id, "")
+                if not name:
+                    continue  # an answer to nothing that was asked
                 if message.has_error():
                     failed[name] = reason(message)
                 else:
