@@ -66,7 +66,7 @@ class Processes:
         if process.poll() is None:
             process.send_signal(number)
         try:
-            return process.wait(60)
+            return process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait(60)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fedqssl.files import finite, write_atomically
 
@@ -131,3 +131,8 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, values: Any) -> None:
     """A JSON file, whole or not at all."""
     write_atomically(path, (json.dumps(finite(values), indent=1, allow_nan=False) + "\n").encode())
+
+
+def stop_like_ctrl_c(number: int, frame: object) -> NoReturn:
+    """A handler for SIGTERM: services end in order, as they do from the keyboard."""
+    raise KeyboardInterrupt

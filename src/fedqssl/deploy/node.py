@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
 
 import httpx
 from flwr.app import Context, Message, RecordDict
@@ -35,11 +34,12 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, FleetError, read_json, write_json
+from fedqssl.deploy.fleet import Fleet, FleetError, read_json, stop_like_ctrl_c, write_json
 from fedqssl.deploy.keys import PrivateKey, read_key
 from fedqssl.engines.flower import hush
 
-POLL = 0.5
+POLL, IDLE = 0.5, 3.0
+"""Seconds between two looks for a message: soon after the last one, and when nothing happens."""
 RETRY = 3.0
 REFUSALS = 3
 """A key that has just been put into the server's folder takes a second or two to be known."""
@@ -47,15 +47,11 @@ MAX_OBJECTS = 1000
 """Pieces of a message: ours have six and one more for every 5 MiB."""
 
 
-def _stopped(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def run_node(fleet: Fleet, name: str, app: ClientApp, events: Events, say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; a server that is away is waited for."""
     os.environ["FLWR_HOME"] = str(fleet.client(name) / "flwr")
     hush(fleet.client(name) / "flower.log")
-    signal.signal(signal.SIGTERM, _stopped)
+    signal.signal(signal.SIGTERM, stop_like_ctrl_c)
     key = read_key(fleet.client(name) / "key")
     with suppress(KeyboardInterrupt):
         _admitted(fleet, name, key, say)
@@ -66,12 +62,15 @@ def run_node(fleet: Fleet, name: str, app: ClientApp, events: Events, say: Calla
         ) as connection:
             node_id, receive, send, _, _, pull, push, confirm = connection
             link = _Link(node_id, app, events, send, pull, push, confirm)
+            pause = POLL
             while True:
                 got = receive()
                 if got is None:
-                    time.sleep(POLL)
+                    time.sleep(pause)
+                    pause = min(1.25 * pause, IDLE)
                 else:
                     link.answer(*got)
+                    pause = POLL
     events.note("stopped")
     say(f"{name} has stopped")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one, stop_like_ctrl_c
 from fedqssl.deploy.steward import Steward
 from fedqssl.engines.flower import hush
 from fedqssl.serve.running import bind
@@ -50,9 +52,11 @@ def serve(
         )
         say(f"serving {fleet.path} on {host} port {port}; start a run with: fedqssl deploy start {fleet.path}")
         events.note("server started", host=host, port=port)
+        signal.signal(signal.SIGTERM, stop_like_ctrl_c)  # uvicorn ends in order, and then gives the signal on
         steward.start()
         try:
-            uvicorn.Server(config).run(sockets=[sock])
+            with suppress(KeyboardInterrupt):
+                uvicorn.Server(config).run(sockets=[sock])
         finally:
             steward.leave()
             events.note("server stopped")
