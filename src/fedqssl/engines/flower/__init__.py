@@ -42,7 +42,7 @@ def check_flower() -> None:
 def hush(log: Path | None = None) -> None:
     """Keep Flower's and Ray's running commentary off the terminal, or in a file: what a person should see we say ourselves."""
     for name in ("flwr", "ray"):
-        logging.getLogger(name).setLevel(logging.ERROR if log is None else logging.WARNING)
+        logging.getLogger(name).setLevel(logging.CRITICAL if log is None else logging.WARNING)
     if log is not None:
         flower = logging.getLogger("flwr")
         flower.handlers[:] = [logging.FileHandler(log)]

@@ -115,8 +115,7 @@ class FlowerSimulation(FlowerEngine):
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             if isinstance(error, (ExchangeError, queue.Empty)):
-                why = self._failure or "no answer"
-                raise ChildProcessError(f"Flower's simulation did not start ({why}); fewer client_cpus?") from error
+                raise ChildProcessError(f"Flower's simulation did not start ({_root(self._failure)})") from error
             raise
         return self
 
@@ -140,3 +139,10 @@ class FlowerSimulation(FlowerEngine):
         if self._thread.ident is not None:
             self._thread.join(60)
         super().__exit__(kind, error, trace)
+
+
+def _root(error: BaseException | None) -> str:
+    """What went wrong first: Flower wraps it twice."""
+    while error is not None and error.__cause__ is not None:
+        error = error.__cause__
+    return "no answer" if error is None else " ".join(str(error).split())
