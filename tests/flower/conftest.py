@@ -1,12 +1,18 @@
 """Skipped where Flower is not installed; where tests are meant to be complete (FEDQSSL_CI=1) that is a failure."""
 
 import os
+import tempfile
 
 import pytest
 from flower_missing import MISSING
 from flower_pictures import write_pictures
 
+from fedqssl.engines.flower import QUIET
+
 HERE = os.path.dirname(__file__)
+os.environ.update(QUIET)  # before anything imports flwr; and a home of its own, which goes with the tests
+_HOME = tempfile.TemporaryDirectory(prefix="flwr-")
+os.environ["FLWR_HOME"] = _HOME.name
 collect_ignore_glob = ["test_flower_[!i]*.py"] if MISSING else []
 
 if MISSING and os.environ.get("FEDQSSL_CI"):
