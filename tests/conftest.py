@@ -13,9 +13,9 @@ from needed import unavailable
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """Headless Chromium."""
+    """Headless Chromium; closed after each module, because Playwright keeps an event loop running meanwhile."""
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if path is None:
         unavailable("no chromium on this machine (apt-get install chromium)")

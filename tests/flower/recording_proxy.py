@@ -9,10 +9,11 @@ from fedqssl.deploy.fleet import Fleet
 
 
 class RecordingProxy:
-    """Use as a context manager; ``sent`` is what clients sent, ``received`` what they got."""
+    """Use as a context manager; ``sent`` is what clients sent, ``received`` what they got, one connection after the other."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self.sent, self.received = bytearray(), bytearray()
+        self._sent: list[bytearray] = []
+        self._received: list[bytearray] = []
         host, _, port = fleet.address.rpartition(":")
         self.target = host, int(port)
         self.inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -21,6 +22,14 @@ class RecordingProxy:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.open = True
+
+    @property
+    def sent(self) -> bytes:
+        return b"".join(self._sent)
+
+    @property
+    def received(self) -> bytes:
+        return b"".join(self._received)
 
     def __enter__(self):
         threading.Thread(target=self._accept, daemon=True).start()
@@ -40,10 +49,12 @@ class RecordingProxy:
         with contextlib.suppress(OSError):
             client = self.inside.wrap_socket(plain, server_side=True)
             server = self.outside.wrap_socket(socket.create_connection(self.target), server_hostname=self.target[0])
-            threading.Thread(target=self._pump, args=(server, client, self.received), daemon=True).start()
-            self._pump(client, server, self.sent)
+            threading.Thread(target=self._pump, args=(server, client, self._received), daemon=True).start()
+            self._pump(client, server, self._sent)
 
-    def _pump(self, source: ssl.SSLSocket, target: ssl.SSLSocket, kept: bytearray) -> None:
+    def _pump(self, source: ssl.SSLSocket, target: ssl.SSLSocket, all_kept: list[bytearray]) -> None:
+        kept = bytearray()
+        all_kept.append(kept)
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 kept += data

@@ -37,7 +37,7 @@ class Deployment:
             self.shown = processes.command("status", processes.fleet.path).stdout
             self.ends = {name: processes.end(name) for name in [*CLIENTS, "server"]}
             self.said = {name: processes.said(name) for name in [*CLIENTS, "server"]}
-            self.sent, self.received = bytes(proxy.sent), bytes(proxy.received)
+            self.sent, self.received = proxy.sent, proxy.received
 
 
 @pytest.fixture(scope="module")
