@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from fedqssl.config import RunConfig
 from fedqssl.data.cifar import LAYOUTS
+from fedqssl.data.configured import training_split
 from fedqssl.data.fetch import cache_folder
-from fedqssl.data.partition import Partition, build_partition, client_names
-from fedqssl.data.registry import load_dataset
+from fedqssl.data.partition import Partition, client_names
 
 CIFAR_IMAGES = 50_000
 CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}
@@ -57,20 +55,7 @@ def client_sizes(config: RunConfig) -> Sizes:
     """
     if config.data in LAYOUTS and not _at_hand(config):
         return assumed_sizes(config)
-    train = load_dataset(config.data, "train", config.data_dir, on_bad=config.on_bad)
-    if config.images is not None and config.images < len(train.images):
-        keep = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(0))[: config.images]
-        train = train.subset(keep.sort().values)
-    partition = build_partition(
-        train,
-        config.partition,
-        None if config.partition == "natural" else config.clients,
-        beta=config.beta,
-        classes_per_client=config.classes_per_client,
-        minority=config.minority,
-        buffer_ratio=config.buffer_ratio,
-        seed=config.seed,
-    )
+    train, partition = training_split(config)
     channels, height, width = train.images.shape[1:]
     return sizes_of(partition, (channels, height, width), train.num_classes or 10)
 

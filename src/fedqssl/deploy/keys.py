@@ -10,6 +10,7 @@ import datetime
 import ipaddress
 import os
 from pathlib import Path
+from typing import TypeAlias
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -20,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedqssl.deploy.fleet import Fleet, FleetError
 
 YEARS = 10
-PrivateKey = ec.EllipticCurvePrivateKey
+PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedqssl.config import ConfigError, RunConfig
+from fedqssl.data.configured import training_split
 from fedqssl.data.images import ImageSet
-from fedqssl.data.partition import Partition, build_partition
+from fedqssl.data.partition import Partition
 from fedqssl.data.registry import load_dataset
 from fedqssl.federated.algorithms import ALGORITHMS, Algorithm
 from fedqssl.federated.client import LocalJob
@@ -103,21 +104,8 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
 
 def build_context(config: RunConfig) -> Context:
     """Load the images and split them; deterministic in the configuration."""
-    train = load_dataset(config.data, "train", config.data_dir, on_bad=config.on_bad)
+    train, partition = training_split(config)
     test = load_dataset(config.data, "test", config.data_dir, on_bad=config.on_bad)
-    if config.images is not None and config.images < len(train.images):
-        keep = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(0))[: config.images]
-        train = train.subset(keep.sort().values)
-    partition = build_partition(
-        train,
-        config.partition,
-        None if config.partition == "natural" else config.clients,
-        beta=config.beta,
-        classes_per_client=config.classes_per_client,
-        minority=config.minority,
-        buffer_ratio=config.buffer_ratio,
-        seed=config.seed,
-    )
     task = make_task(config, train.images.shape[1], class_count(train, test))
     if config.min_clients > len(partition.clients):
         raise ConfigError(
