@@ -80,9 +80,14 @@ def nothing_stays_behind():
 
 
 def launched(*words: str) -> subprocess.Popen:
-    """A process in a group of its own."""
+    """A process in a group of its own, which heeds Ctrl-C even if these tests were started by nohup."""
     process = subprocess.Popen(
-        [sys.executable, *words], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, *words],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     LAUNCHED.append(process)
     return process
