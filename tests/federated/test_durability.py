@@ -154,38 +154,30 @@ def test_kill_9_again_and_again_at_random_moments(finished, tmp_path):
     as_if_never_interrupted(tmp_path / "killed", finished)
 
 
-def ctrl_c_when(condition, process: subprocess.Popen, folder: Path, finished) -> bool:
-    """To the whole group, as a terminal does; False if it came when all was done (on a busy machine we may look late)."""
+def ctrl_c_when(condition, process: subprocess.Popen, folder: Path, finished) -> None:
+    """To the whole group, as a terminal does."""
     until(lambda: condition() or process.poll() is not None, "the run gets there")
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     out, error = process.communicate(timeout=PATIENCE)
-    if process.returncode == 0 and (folder / "result.json").exists():
-        return False
     assert process.returncode == 130, error
     assert out.splitlines()[-1] == f"stopped; go on with: fedqssl run --resume {folder}"
     assert error == ""
     until(lambda: not members(process.pid), "the workers end")
     as_if_never_interrupted(folder, finished)
-    return True
 
 
 def test_ctrl_c_while_workers_start(finished, tmp_path):
     """Both import torch, which takes seconds; a KeyboardInterrupt would be noisy there."""
-
-    def once(folder: Path) -> bool:
-        process = real_run(folder)
-        both_start = lambda: len(members(process.pid, "libtorch", "spawn_main")) == 2  # noqa: E731
-        return ctrl_c_when(both_start, process, folder, finished)
-
-    assert any(once(tmp_path / f"stopped-{i}") for i in range(3))
+    folder = tmp_path / "stopped"
+    process = real_run(folder)
+    ctrl_c_when(lambda: len(members(process.pid, "libtorch", "spawn_main")) == 2, process, folder, finished)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["metrics.jsonl", "checkpoints/round-00001"])
 def test_ctrl_c_in_the_middle(finished, tmp_path, file):
     folder = tmp_path / "stopped"
-    assert ctrl_c_when((folder / file).exists, real_run(folder), folder, finished)
+    ctrl_c_when((folder / file).exists, real_run(folder), folder, finished)
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def _server_only(config: RunConfig, count: int) -> RoundWork:
         clients_train=False,
         traffic=False,
         requantize_epochs=server.requantize_epochs,
-        buffer_epochs=max(server.dequantize_epochs, 1) * count,
+        buffer_epochs=server.dequantize_epochs * count,
         averages=False,
     )
 
