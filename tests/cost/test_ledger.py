@@ -118,6 +118,11 @@ def test_work_of_algorithms(algorithm, trains, traffic, server):
     assert {key: getattr(work, key) for key in server} == server
 
 
+def test_the_server_alone_does_no_more_than_it_is_told():
+    work = round_work(load_config("smoke", ["algorithm=server_only", "server.dequantize_epochs=0"]), 4)
+    assert work.buffer_epochs == 0
+
+
 def test_fed_prox_keeps_a_copy():
     prox = config("algorithm=fed_prox")
     assert client_rule(prox) == "proximal" and client_rule(config()) == "stored"

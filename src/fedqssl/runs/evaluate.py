@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from fedqssl.engines.context import Context
 from fedqssl.evaluation import extract_features, knn_accuracy, linear_probe
 from fedqssl.evaluation.collapse import Collapse, collapse_signals
-from fedqssl.evaluation.local import lowbit_probe
+from fedqssl.evaluation.local import fit_lowbit_classifier
 from fedqssl.federated.randomness import derived_seed, generator
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import load_bytes
@@ -118,4 +118,4 @@ def own_accuracy(task: Task, name: str, bits: int, payload: bytes, train: Labele
     encoder = feature_extractor(model)
     x, y = (extract_features(encoder, images) for images, _ in (train, test))
     seed = derived_seed(task.seed, "local probe", name)
-    return lowbit_probe(x, train[1], y, test[1], task.classes, bits, seed=seed)
+    return fit_lowbit_classifier(x, train[1], task.classes, bits, seed=seed).accuracy(y, test[1])
