@@ -117,7 +117,7 @@ def test_a_manifest_that_lies(device_file, tmp_path, changes, message):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_random_bytes_with_a_valid_head_are_refused(device_file, draws):
+def test_changed_bytes_under_a_valid_checksum_raise_no_other_error(device_file, draws):
     data = bytearray(device_file.read_bytes()[48:])
     for _ in range(draws.draw(st.integers(1, 8))):
         data[draws.draw(st.integers(0, 600))] = draws.draw(st.integers(0, 255))
