@@ -37,7 +37,7 @@ def engine_of(context, parties, seed=0):
     """An engine whose nodes 101, 102, ... are these clients."""
     nodes = {name: 101 + i for i, name in enumerate(sorted(parties))}
     grid = DirectGrid({nodes[n]: client_app(functools.partial(lambda r, c: r, parties[n])) for n in nodes}, seed)
-    engine = FlowerEngine(context, "run-1", Exchange(grid, poll=0.01))
+    engine = FlowerEngine(context, "run-1", Exchange(grid, poll=0.01, apart=bool(seed)))
     found = engine.discover({str(i): i for i in nodes.values()})
     for key, told in found.items():
         engine.nodes[told.name], engine.known[told.name] = int(key), told

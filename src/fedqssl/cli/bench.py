@@ -32,6 +32,7 @@ JsonFile = Annotated[
 Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure Brevitas and torch.ao QAT too.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; medians are shown.")]
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads.")]
+SMALL_FLEET = ("smoke", "clients=10", "bits=4,4,6,6,6,8,8,8,12,12", "workers=2")
 Width = Annotated[int, typer.Option(min=1, help="Channels of ResNet-18's first stage.")]
 
 
@@ -140,6 +141,22 @@ def engine(
     from fedqssl.config import load_config
 
     _show(bench.run(load_config(*split_words(words or ())), rounds, repeats), json)
+
+
+@app.command()
+def flower(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="PRESET_OR_TOML KEY=VALUE", help="What to run; smoke by default.")
+    ] = None,
+    repeats: Repeats = 7,
+    json: JsonFile = None,
+) -> None:
+    """Seconds that Flower's simulation on Ray adds to a round (extra: flower)."""
+    from fedqssl.bench import flower as bench
+    from fedqssl.cli.words import split_words
+    from fedqssl.config import load_config
+
+    _show(bench.run(load_config(*split_words(words or SMALL_FLEET)), repeats), json)
 
 
 def _show(record: Record, json: Path | None) -> None:

@@ -15,6 +15,9 @@ from fedqssl.data.images import DataError, DataWarning
 
 MAX_PIXELS = 64_000_000  # a larger picture is refused before it is decoded: it may be a decompression bomb
 
+_KINDS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"RIFF": "WEBP", b"GIF8": "GIF"}
+"""First bytes of the usual kinds: pillow otherwise tries its readers one by one, which takes as long as decoding 32x32 pixels."""
+
 OnBad = Literal["error", "skip"]
 
 
@@ -54,7 +57,7 @@ def decode(source: bytes | Path, where: str, size: int | None = None) -> npt.NDA
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pillow warns of bombs and odd metadata; what matters is checked below
-            with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+            with _opened(pillow, source) as picture:
                 width, height = picture.size
                 if width * height > MAX_PIXELS:
                     raise CorruptImageError(
@@ -73,6 +76,14 @@ def decode(source: bytes | Path, where: str, size: int | None = None) -> npt.NDA
     except Exception as error:  # pillow's decoders raise many types, among them SyntaxError and struct.error
         message = f"{where}: corrupt image ({line(error)}); fetch the file again or remove it"
         raise CorruptImageError(message) from error
+
+
+def _opened(pillow: Any, source: bytes | Path) -> Any:
+    """Pillow's picture, by the reader that the first bytes ask for; any reader may try where they say nothing."""
+    if isinstance(source, Path):
+        return pillow.open(source)
+    kind = next((kind for start, kind in _KINDS.items() if source.startswith(start)), None)
+    return pillow.open(io.BytesIO(source), formats=kind and [kind])
 
 
 def _to_rgb(pillow: Any, picture: Any) -> Any:

@@ -34,7 +34,7 @@ class FleetRun:
     """One run, from the settings that ``deploy start`` left, or from its last checkpoint."""
 
     def __init__(self, grid: Grid, fleet: Fleet, name: str, data: ServerData) -> None:
-        self.exchange, self.fleet, self.name = Exchange(grid, POLL), fleet, name
+        self.exchange, self.fleet, self.name = Exchange(grid, POLL, apart=True), fleet, name
         self.data, self.folder = data, RunFolder(fleet.runs / name)
         self.events = Events(fleet.server / "log.jsonl")
         self.config = load_config(fleet.runs / f"{name}.toml")

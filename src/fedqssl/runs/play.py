@@ -56,6 +56,7 @@ def play(context: Context, engine: Engine, before: Checkpoint, round_number: int
     names = sampled(context, round_number)
     lr = learning_rate(config, round_number)
     sent = {n: before.payloads[n] for n in names} if algorithm.has_clients else {}
+    began = time.monotonic()
     replies, failed = engine.train_clients(sent, round_number, lr)
     server_began = time.monotonic()
     valid, rejected = _validated(context, replies)
@@ -83,7 +84,9 @@ def play(context: Context, engine: Engine, before: Checkpoint, round_number: int
     checkpoint = Checkpoint(round_number + 1, {**before.payloads, **after.payloads}, data, totals)
     line = _line(round_number + 1, lr, after, valid) | {"rejected": rejected}
     line |= {"bytes_up": sum(map(len, received.values())), "bytes_down": sum(map(len, sent.values()))}
+    slowest = max((m.seconds for _, m in replies.values()), default=0.0)
     line |= {"client_seconds": spent[0], "server_seconds": spent[1]}
+    line |= {"slowest_client_seconds": slowest, "clients_wall_seconds": server_began - began}
     return checkpoint, line | _monitors(context, aggregated, round_number + 1)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -33,10 +35,14 @@ class Exchange:
         grid: Flower's.
         poll: seconds between two looks for replies.
         alive: whether whatever carries the messages still runs.
+        apart: look for every reply in a thread of its own. Over a network, Flower's look waits until a reply that has begun
+            to arrive is there in full (for up to three minutes), and nobody else's should wait with it.
     """
 
-    def __init__(self, grid: Grid, poll: float = 0.1, alive: Callable[[], bool] = lambda: True) -> None:
-        self.grid, self.poll, self.alive = grid, poll, alive
+    def __init__(
+        self, grid: Grid, poll: float = 0.1, alive: Callable[[], bool] = lambda: True, apart: bool = False
+    ) -> None:
+        self.grid, self.poll, self.alive, self.apart = grid, poll, alive, apart
 
     def ask(
         self,
@@ -50,34 +56,77 @@ class Exchange:
 
         Failures are told apart by the message they reply to: an error that Flower makes itself does not name its node.
         """
-        failed = {name: "it is not connected" for name in contents if name not in nodes}
-        waiting: dict[str, str] = {}
-        for name in contents:
-            if name in nodes:
-                message = Message(contents[name], nodes[name], kind, ttl=TTL if deadline is None else deadline + GRACE)
-                pushed = [sent for sent in self.grid.push_messages([message]) if sent]
-                if pushed:
-                    waiting[pushed[0]] = name
-                else:
-                    failed[name] = "the message could not be sent to it"
+        waiting, failed = self._send(kind, contents, nodes, TTL if deadline is None else deadline + GRACE)
         replies: dict[str, RecordDict] = {}
         end = time.monotonic() + deadline if deadline else float("inf")
-        while waiting and time.monotonic() < end:
-            for message in self.grid.pull_messages(list(waiting)):
-                name = waiting.pop(message.metadata.reply_to_message_id, "")
-                if not name:
-                    continue  # an answer to nothing that was asked
+        arrived: queue.SimpleQueue[Message | BaseException] = queue.SimpleQueue()
+        enough = threading.Event()
+        for ids in [[key] for key in waiting] if self.apart else [list(waiting)]:
+            threading.Thread(target=self._listen, args=(ids, arrived, enough, len(waiting)), daemon=True).start()
+        try:
+            while waiting and (left := end - time.monotonic()) > 0:
+                message = _next(arrived, min(left, 1.0))
+                if not self.alive():
+                    raise ExchangeError("what carries the messages has ended")
+                name = waiting.pop(message.metadata.reply_to_message_id, "") if message else ""
+                if not message or not name:
+                    continue  # nothing yet, or an answer to nothing that was asked
                 if message.has_error():
                     failed[name] = reason(message)
                 else:
                     replies[name] = message.content
                 done(len(replies) + len(failed))
-            if not self.alive():
-                raise ExchangeError("what carries the messages has ended")
-            if waiting:
-                time.sleep(self.poll)
+        finally:
+            enough.set()
         failed |= dict.fromkeys(waiting.values(), f"no reply within {deadline or 0:g} s")
         return replies, failed
+
+    def _send(
+        self, kind: str, contents: Mapping[str, RecordDict], nodes: Mapping[str, int], ttl: float
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Names by the message that is on its way to them, and why there is none to the others."""
+        failed = {name: "it is not connected" for name in contents if name not in nodes}
+        waiting: dict[str, str] = {}
+        for name in contents:
+            if name in nodes:
+                message = Message(contents[name], nodes[name], kind, ttl=ttl)
+                pushed = [sent for sent in self.grid.push_messages([message]) if sent]
+                if pushed:
+                    waiting[pushed[0]] = name
+                else:
+                    failed[name] = "the message could not be sent to it"
+        return waiting, failed
+
+    def _listen(
+        self,
+        ids: Sequence[str],
+        arrived: queue.SimpleQueue[Message | BaseException],
+        enough: threading.Event,
+        expected: int,
+    ) -> None:
+        """Put replies to these messages, or what went wrong, into the queue; rarer looks where many threads look."""
+        missing = set(ids)
+        pause = max(self.poll, 0.02 * expected) if self.apart else self.poll
+        try:
+            while missing and not enough.is_set():
+                for message in self.grid.pull_messages(sorted(missing)):
+                    missing.discard(message.metadata.reply_to_message_id)
+                    arrived.put(message)
+                if missing:
+                    enough.wait(pause)
+        except BaseException as error:
+            arrived.put(error)
+
+
+def _next(arrived: queue.SimpleQueue[Message | BaseException], patience: float) -> Message | None:
+    """What comes within these seconds, if anything; an error of the listener's is raised."""
+    try:
+        found = arrived.get(timeout=patience)
+    except queue.Empty:
+        return None
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def reason(message: Message) -> str:
