@@ -24,6 +24,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def absolute(spec: str) -> str:
+    """``folder:photos`` with the whole path, for a process that may start elsewhere; names of data sets stay as they are."""
+    name, colon, path = spec.partition(":")
+    return f"{name}:{Path(path).expanduser().absolute()}" if colon else spec
+
+
 def finite(value: Any) -> Any:
     """The same with None for numbers that JSON does not have (a loss of a round whose steps were all skipped)."""
     if isinstance(value, dict):

@@ -129,3 +129,20 @@ def test_modes_come_back_after_an_error():
 def test_features_reject_divided_images():
     with pytest.raises(ValueError, match="255"):
         extract_features(nn.Identity(), torch.rand(1, 3, 4, 4))
+
+
+@pytest.mark.parametrize(("bits", "behind"), [(12, 0.03), (4, 0.06)])
+def test_a_low_bit_classifier_comes_close_to_one_in_floats(bits, behind):
+    """Three overlapping classes in features like those of a network: positive, most of them small."""
+    from fedqssl.evaluation.local import fit_lowbit_classifier
+    from fedqssl.evaluation.probe import linear_probe
+
+    draws = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 3, (900,), generator=draws)
+    centres = torch.rand(3, 64, generator=draws)
+    x = (centres[y] + 1.2 * torch.randn(900, 64, generator=draws)).relu()
+    train, test = slice(0, 600), slice(600, 900)
+    floats = linear_probe(x[train], y[train], x[test], y[test], 3, l2=1e-2).accuracy
+    assert 0.75 < floats < 0.98
+    low = fit_lowbit_classifier(x[train], y[train], 3, bits).accuracy(x[test], y[test])
+    assert low > floats - behind

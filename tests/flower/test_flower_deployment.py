@@ -1,7 +1,11 @@
 """One run over TLS with three clients of different bits: the same bytes as in one place, and nothing of the data in any."""
 
 import json
+import os
+import signal
 import stat
+import subprocess
+import sys
 
 import pytest
 from fleet_processes import PATIENCE, Processes, until
@@ -43,6 +47,30 @@ class Deployment:
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory, pictures):
     return Deployment(tmp_path_factory.mktemp("deployment"), pictures)
+
+
+def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pictures):
+    """Sent as a terminal does, to all processes of its group; the run waits for clients, of which there are none."""
+    with Processes(tmp_path, pictures, CLIENTS) as processes:
+        words_ = "deploy", "server", processes.fleet.path, "--buffer", f"folder:{pictures}/buffer"
+        with (tmp_path / "group.out").open("w") as out:
+            command = [sys.executable, "-m", "fedqssl.cli.main", *map(str, words_)]
+            group = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        try:
+            until(lambda: group.poll() is None and processes.fleet.serving(), "the server serves")
+            done = processes.command("start", processes.fleet.path, "--preset", "smoke", *words())
+            assert done.returncode == 0, done.stderr + processes.said("group")
+            name = done.stdout.split()[1]
+            until(lambda: processes.state() == "waiting", "the run has begun")
+        finally:
+            os.killpg(group.pid, signal.SIGINT)
+        assert group.wait(PATIENCE) == 0
+        assert processes.state() == "stopped" and "Traceback" not in processes.said("group"), processes.said("group")
+        processes.launch("server", "-m", "fedqssl.cli.main", "deploy", "server", processes.fleet.path)
+        until(processes.fleet.serving, "the server serves again")
+        assert processes.start() == name
+        until(lambda: processes.state() == "waiting", "the run goes on")
+        assert processes.end("server") == 0 and processes.state() == "stopped"
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,19 @@ def test_looked_for_together_it_would_and_the_deadline_still_holds(grid):
     assert time.monotonic() - began < 5
 
 
+def test_a_reply_that_cannot_be_read_costs_its_senders_update():
+    class Unreadable(DirectGrid):
+        def pull_messages(self, message_ids):
+            if any(self.waiting[i].metadata.src_node_id == 101 for i in message_ids if i in self.waiting):
+                raise ValueError("no JSON")
+            return super().pull_messages(message_ids)
+
+    grid = Unreadable(dict.fromkeys(NODES.values(), echo))
+    replies, failed = Exchange(grid, 0.01, apart=True).ask("train", {n: told(n) for n in NODES}, NODES, deadline=30)
+    assert sorted(replies) == ["car-2", "van-3"]
+    assert failed == {"car-1": "its reply cannot be read (ValueError)"}
+
+
 def test_errors_of_the_grid_are_told():
     class Broken(DirectGrid):
         def pull_messages(self, message_ids):

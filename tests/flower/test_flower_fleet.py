@@ -1,5 +1,7 @@
 """The folder of a fleet: keys that only their owner reads, nothing overwritten, errors in one line; and a client's own disk."""
 
+import os
+import pwd
 import ssl
 import subprocess
 
@@ -10,7 +12,7 @@ from typer.testing import CliRunner
 from fedqssl.cli.main import app, main
 from fedqssl.data.images import ImageSet
 from fedqssl.deploy import control
-from fedqssl.deploy.fleet import Fleet, FleetError, only_one, write_json
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one, write_json
 from fedqssl.deploy.keys import make_key, read_key, read_public_key
 from fedqssl.deploy.making import make_fleet, own_key
 from fedqssl.deploy.store import Store, round_key
@@ -74,11 +76,54 @@ def test_nothing_is_overwritten(fleet, tmp_path):
     assert "add clients with --clients" in said("deploy", "init", fleet.path)
     assert contents(fleet.path) == before
     assert CliRunner().invoke(app, ["deploy", "init", str(fleet.path), "--clients", "car-3"]).exit_code == 0
+    listed = fleet.path / "COMMANDS.md"
+    assert listed.read_bytes().startswith(before.pop(listed))  # grows, and keeps what its reader has written there
     assert {p: d for p, d in contents(fleet.path).items() if p in before} == before
     assert sorted(fleet.public_keys()) == ["car-1", "car-2", "car-3"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     assert "is not a fleet" in said("deploy", "init", tmp_path / "mine")
+
+
+def test_an_empty_folder_becomes_a_fleet(tmp_path):
+    assert CliRunner().invoke(app, ["deploy", "init", str(tmp_path), "--clients", "car-1"]).exit_code == 0
+    assert list(Fleet.open(tmp_path).public_keys()) == ["car-1"]
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("server", "clients", "runs")} == {0o700}
+
+
+def test_added_clients_get_commands_and_units_too(fleet):
+    make_fleet(fleet.path, None, None, ["car-3"])
+    text = (fleet.path / "COMMANDS.md").read_text()
+    for name in ("car-1", "car-2", "car-3"):
+        unit = (fleet.path / "systemd" / f"fedqssl-{name}.service").read_text()
+        assert text.count(f"--name {name} ") == 1 and f"--name {name} " in unit
+        assert f"\nUser={pwd.getpwuid(os.getuid()).pw_name}\n" in unit
+    assert text.count("```") % 2 == 0
+
+
+def test_a_client_without_data_or_with_a_mistyped_name_leaves_no_key(fleet, tmp_path):
+    words = "deploy", "client", fleet.path, "--bits", "4", "--name"
+    assert "has no client 'car-11'; did you mean 'car-1'?" in said(*words, "car-11", "--data", "scenes")
+    (fleet.path / "server" / "server.key").unlink()  # a client's machine does not know who else there is
+    assert "no such folder" in said(*words, "bus-1", "--data", f"folder:{tmp_path}/gone")
+    assert sorted(p.name for p in (fleet.path / "clients").iterdir()) == ["car-1", "car-2"]
+
+
+def test_a_server_is_started_again_with_the_images_of_the_last_time(fleet, monkeypatch):
+    served, server = [], ["deploy", "server", str(fleet.path)]
+    monkeypatch.setattr("fedqssl.deploy.serving.serve", lambda fleet, data, *words: served.append(data))
+    assert "--buffer folder:PATH" in said("deploy", "start", fleet.path, "--preset", "smoke")
+    write_json(fleet.server / control.LAST, {"buffer": "folder:/a", "labeled": "folder:/b", "on_bad": "skip"})
+    assert said("deploy", "start", fleet.path).endswith(f"deploy server {fleet.path}")
+    assert CliRunner().invoke(app, server).exit_code == 0
+    assert CliRunner().invoke(app, [*server, "--buffer", "scenes"]).exit_code == 0
+    (fleet.server / "server.toml").write_text('buffer = "digits"\n')
+    assert CliRunner().invoke(app, server).exit_code == 0
+    assert served == [
+        ServerData("folder:/a", "folder:/b", "skip"),
+        ServerData("scenes"),
+        ServerData("digits", "folder:/b", "skip"),
+    ]
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "x" * 80, "a\n"])

@@ -2,20 +2,23 @@
 
 import functools
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
 from direct_grid import DirectGrid
 from flower_pictures import CLIENTS, in_one_place, words
+from flwr.app import Message
+from flwr.app.error import Error
 from test_flower_engine import roles
 
-from fedqssl.deploy import control
+from fedqssl.deploy import control, playing
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
 from fedqssl.deploy.keys import read_public_key
 from fedqssl.deploy.making import make_fleet
 from fedqssl.deploy.playing import FleetRun
 from fedqssl.engines.flower.client import client_app
-from fedqssl.engines.flower.wire import Capabilities
+from fedqssl.engines.flower.wire import QUERY, Capabilities
 from fedqssl.engines.in_process import InProcess
 from fedqssl.files import write_atomically
 from fedqssl.runs import RunFolder
@@ -136,6 +139,57 @@ def test_clients_join_and_leave_between_rounds(fleet, pictures, tmp_path):
     config = load_config(fleet.runs / "smoke-1" / "config.toml")
     assert config.clients == 3 and config.bits_for(sorted(CLIENTS)) == CLIENTS and config.engine == "flower"
     assert read_run(fleet.runs / "smoke-1").bits == CLIENTS
+
+
+def test_whoever_comes_after_the_last_round_is_too_late(fleet, pictures, tmp_path):
+    """A run that was killed in its evaluation ends, whoever is there then; who does not get the final model is named."""
+    wanted(fleet, rounds=1, min_clients=1)
+    grid = FleetGrid(fleet, roles(pictures, tmp_path))
+    grid.online = {"car-1", "car-2"}
+
+    def breaks(message):
+        if message.metadata.message_type == "evaluate":
+            raise ConnectionError("the server is killed here")
+
+    grid.before = breaks
+    with pytest.raises(ConnectionError):
+        run_of(fleet, grid, pictures).play(Lines())
+    grid, shown = FleetGrid(fleet, roles(pictures, tmp_path)), Lines()
+    grid.spoil[grid.number["car-2"]] = lambda reply, message: (
+        Message(Error(8, "gone"), reply_to=message) if message.metadata.message_type == "evaluate" else reply
+    )
+    result = run_of(fleet, grid, pictures).play(shown)
+    assert sorted(result.clients) == ["car-1", "car-2"]
+    assert "warning: car-2 has not got its final model: it crashed: gone" in shown.lines
+
+
+def test_a_run_that_goes_on_waits_for_the_clients_it_had(fleet, pictures, tmp_path):
+    """Though one would be enough for a round: without the others the run would go another way."""
+    wanted(fleet, min_clients=1)
+    grid = FleetGrid(fleet, roles(pictures, tmp_path))
+
+    def breaks(message):
+        if rounds_done(message) == 1:
+            raise ConnectionError("the server is killed here")
+
+    grid.before = breaks
+    with pytest.raises(ConnectionError):
+        run_of(fleet, grid, pictures).play(Lines())
+    grid, shown = FleetGrid(fleet, roles(pictures, tmp_path)), Lines()
+    grid.online = {"car-1"}
+    threading.Timer(2, lambda: grid.online.update(CLIENTS)).start()
+    run_of(fleet, grid, pictures).play(shown)
+    assert "waiting for clients: 1 of 3 are connected" in shown.lines
+    assert lines_of(fleet)[1]["rejected"] == {} and len(lines_of(fleet)[1]["weights"]) == 3
+
+
+def test_one_who_never_answers_does_not_hold_up_every_round(fleet, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(playing, "ANSWER", 2.0)
+    wanted(fleet, rounds=3, min_clients=2)
+    grid = FleetGrid(fleet, roles(pictures, tmp_path))
+    grid.spoil[grid.number["van-3"]] = lambda reply, message: None
+    run_of(fleet, grid, pictures).play(Lines())
+    assert [m.metadata.message_type for m in grid.sent if m.metadata.dst_node_id == grid.number["van-3"]] == [QUERY]
 
 
 def test_who_is_not_who_its_key_says_stays_out(fleet, pictures, tmp_path):

@@ -23,7 +23,14 @@ class Plain(nn.Module):
         return torch.relu(self.bn(self.conv(x))).mean((2, 3))
 
 class Told(Plain):
+    feature_dim = 5
+
+class Mistaken(Plain):
     feature_dim = 77
+
+class Failing(Plain):
+    def __init__(self):
+        raise NameError("no\\nsuch thing")
 
 class Unpooled(Plain):
     def forward(self, x):
@@ -84,7 +91,17 @@ def test_feature_dimension_is_measured_or_told(user):
     model = build_model(f"{user}:Plain")
     assert model.feature_dim == 5 and model.training
     assert int(model.bn.num_batches_tracked) == 0  # measuring leaves no trace
-    assert build_model(f"{user}:Told").feature_dim == 77
+    assert build_model(f"{user}:Told").feature_dim == 5
+    with pytest.raises(ModelError, match="says feature_dim = 77 but returns 5"):
+        build_model(f"{user}:Mistaken")
+
+
+def test_code_that_fails_is_told_in_one_line(user, tmp_path):
+    with pytest.raises(ModelError, match=r"cannot be made .NameError: no such thing.; correct it"):
+        build_model(f"{user}:Failing")
+    (tmp_path / "user_module_that_fails.py").write_text("def f(:\n")
+    with pytest.raises(ModelError, match=r"fails when imported .SyntaxError"):
+        build_model("user_module_that_fails:f")
 
 
 def test_arguments_are_passed_if_they_are_taken(user):

@@ -27,6 +27,10 @@ Labeled = Annotated[
 ]
 MaxMib = Annotated[int | None, typer.Option("--max-mib", min=1, max=4096, help="The largest message, in MiB (256).")]
 OnBad = Annotated[str, typer.Option("--on-bad", help="A corrupt image is an error, or left out: skip.")]
+OnBadServer = Annotated[
+    str | None,
+    typer.Option("--on-bad", help="A corrupt image is an error (if nothing else was said), or left out: skip."),
+]
 Name = Annotated[str, typer.Option(help="The client's name.")]
 Bits = Annotated[int | None, typer.Option(help="What this client can afford: 1 to 16, or 32.")]
 Data = Annotated[str | None, typer.Option(metavar="DATA", help="The client's images: folder:PATH or a data set.")]
@@ -86,28 +90,34 @@ def server(
     host: Listen = None,
     port: Port = None,
     max_mib: MaxMib = None,
-    on_bad: OnBad = "error",
+    on_bad: OnBadServer = None,
 ) -> None:
     """Serve a fleet: Flower's SuperLink and the server's side of runs, until Ctrl-C.
+
+    Without --buffer and --eval, the images are those of the last time.
 
     For example: fedqssl deploy server my-fleet/ --buffer folder:/public
     """
     _check()
     from fedqssl.data.pixels import check_on_bad
     from fedqssl.data.registry import absolute
-    from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
+    from fedqssl.deploy.control import LAST
+    from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, read_json
     from fedqssl.deploy.serving import serve
     from fedqssl.serve.running import is_loopback
 
-    check_on_bad(on_bad)
+    check_on_bad(on_bad or "error")
     found = Fleet.open(fleet)
+    last = read_json(found.server / LAST) if buffer is None and labeled is None else None
+    last = last if isinstance(last, dict) else {}
     own, _, own_port = found.address.rpartition(":")
     given = {"buffer": buffer, "eval": labeled, "host": host, "max_mib": max_mib}
-    known: dict[str, Any] = {"buffer": None, "eval": None, "max_mib": 256}
+    known: dict[str, Any] = {"buffer": last.get("buffer"), "eval": last.get("labeled"), "max_mib": 256}
     known["host"] = "127.0.0.1" if is_loopback(own.strip("[]")) else "0.0.0.0"
     values = _settings(found.server / "server.toml", given, known)
     if values["buffer"] is None:
         raise FleetError("the server needs images that it may see: --buffer folder:PATH")
+    on_bad = on_bad or last.get("on_bad") or "error"
     data = ServerData(absolute(values["buffer"]), values["eval"] and absolute(values["eval"]), on_bad)
     serve(found, data, values["host"], port or int(own_port), values["max_mib"] << 20, typer.echo)
 

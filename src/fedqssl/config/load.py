@@ -12,13 +12,15 @@ from typing import Any
 from fedqssl.config.keys import flat, nearest
 from fedqssl.config.presets import PRESETS
 from fedqssl.config.schema import ConfigError, RunConfig, make_config
+from fedqssl.files import absolute
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-_PROTOCOL_VERSION = 1
+_PROTOCOL_VERSION = 2
+"""2: classifiers of clients have room to grow (local accuracies of version 1 are lower)."""
 _NOT_ACCURACY = (
     *("data_dir", "devices", "seed", "threads", "workers", "track", "evaluation.knn_every"),
     *("engine", "client_cpus", "client_gpus", "deadline"),
@@ -120,6 +122,7 @@ def accuracy_settings(config: RunConfig) -> dict[str, Any]:
     """
     values = flat(config.model_dump(mode="json"))
     values["server.lr"] = values["server.lr"] or values["lr"]
+    values["data"] = absolute(config.data)
     for name in _NOT_ACCURACY:
         del values[name]
     for name, partition in _ONLY_FOR.items():

@@ -17,6 +17,7 @@ from fedqssl.data.images import DataError, ImageSet, resized
 from fedqssl.data.parquet import read_parquet
 from fedqssl.data.pixels import OnBad, check_on_bad
 from fedqssl.data.scenes import scenes
+from fedqssl.files import absolute
 
 Split = Literal["train", "test"]
 
@@ -55,7 +56,7 @@ DATASETS: dict[str, Dataset] = {
         ),
         Dataset(
             "digits",
-            "scikit-learn's hand-written digits, grey, 1,437 + 360 images (pip install 'fedqssl[data]')",
+            "scikit-learn's hand-written digits, grey, 1,438 + 359 images (pip install 'fedqssl[data]')",
             lambda request: digits(request.split, request.size),
         ),
         Dataset(
@@ -145,12 +146,6 @@ def load_dataset(
     if _KEPT is not None:
         _KEPT[key] = found
     return found
-
-
-def absolute(spec: str) -> str:
-    """``folder:photos`` with the whole path, for a process that may start elsewhere."""
-    name, colon, path = spec.partition(":")
-    return f"{name}:{Path(path).expanduser().absolute()}" if colon else spec
 
 
 def _written(entry: Dataset) -> str:

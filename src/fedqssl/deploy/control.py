@@ -15,15 +15,24 @@ from fedqssl.config.load import parse_words
 from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError, read_json, write_json
 from fedqssl.files import write_atomically
 
+LAST = "last.json"
+"""In the server's folder: the images that it was started with, which are those of a start without options."""
 TAKEN = 30.0
 """Seconds within which the server takes an order."""
 
 
-def _order(fleet: Fleet, **values: str) -> str:
+def _check_serving(fleet: Fleet) -> None:
     if not fleet.serving():
-        raise FleetError(f"no server is running for {fleet.path}; start it with: fedqssl deploy server {fleet.path}")
+        images = "" if (fleet.server / LAST).exists() else " --buffer folder:PATH"
+        raise FleetError(
+            f"no server is running for {fleet.path}; start it with: fedqssl deploy server {fleet.path}{images}"
+        )
+
+
+def _order(fleet: Fleet, **values: str) -> str:
+    _check_serving(fleet)
     number = secrets.token_hex(8)
-    write_json(fleet.server / "wanted.json", {"id": number, **values})
+    write_json(fleet.server / "wanted.json", {"id": number, "time": time.time(), **values})
     return number
 
 
@@ -56,8 +65,7 @@ def requested(preset: str, settings: Sequence[str]) -> RunConfig:
 
 def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool = False) -> tuple[str, bool]:
     """Start a run, or go on with the one that is not finished; its name, and whether it goes on."""
-    if not fleet.serving():
-        raise FleetError(f"no server is running for {fleet.path}; start it with: fedqssl deploy server {fleet.path}")
+    _check_serving(fleet)
     status = read_json(fleet.server / "status.json") or {}
     if status.get("state") in GOING:
         raise FleetError(
@@ -80,8 +88,19 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
     else:
         name = known
     number = _order(fleet, do="start", run=name)
-    _until(lambda: (read_json(fleet.server / "status.json") or {}).get("id") == number)
+    try:
+        _until(lambda: (read_json(fleet.server / "status.json") or {}).get("id") == number)
+    except BaseException:
+        _withdraw(fleet, number)
+        raise
     return name, known is not None
+
+
+def _withdraw(fleet: Fleet, number: str) -> None:
+    """Take an order back that nobody waits for: it must not start a run in an hour."""
+    path = fleet.server / "wanted.json"
+    if (read_json(path) or {}).get("id") == number:
+        path.unlink(missing_ok=True)
 
 
 def _text(fleet: Fleet, name: str) -> str:

@@ -8,25 +8,48 @@ client's key). The second (``/v1/runtime``) is for the server's own run, on the 
 from __future__ import annotations
 
 import ipaddress
-import re
+import json
 import time
-from base64 import b64encode
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import PushObjectRequest
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,import-not-found]
 
 from fedqssl.deploy.events import Events
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Push = Any
+"""A ``PushMessagesRequest`` or a ``PushObjectRequest``: protobuf's, so without types that a checker knows."""
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CHUNK = 5 << 20
 """Flower cuts arrays into pieces of this many bytes, one request each."""
 REQUEST = CHUNK + (1 << 20)
 KEY_HEADER = b"flwr-public-key"
-_CHUNKS = re.compile(rb'"arraychunk_ids": \[([\d, ]*)\]')
+PUSHES: dict[str, Push] = {
+    "/v1/fleet/push-messages": PushMessagesRequest,
+    "/v1/fleet/push-object": PushObjectRequest,
+}
+"""How a client sends a message: its head, which opens a session, then one object after the other."""
+ARRAY = ["dtype", "shape", "stype", "arraychunk_ids"]
+MAX_LIST = 1 << 16
+"""Bytes of the text that lists an array's pieces; that of 4 GiB has about five thousand."""
+KEPT = 64
+"""Messages of a client whose sizes are remembered."""
+
+
+class RefusedError(ValueError):
+    """A request is not passed on; the message says why."""
+
+    def __init__(self, why: str, status: int = 413) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 @dataclass
@@ -36,8 +59,41 @@ class Traffic:
     received: int = 0
     sent: int = 0
     last_seen: float = 0.0
-    message: int = 0
-    """Bytes of the message that is being sent now."""
+
+
+@dataclass
+class Size:
+    """Of one message, as far as it was sent: bytes, and pieces that its arrays list."""
+
+    session: str = ""
+    length: int = 0
+    pieces: int = 0
+
+
+@dataclass
+class Outbox:
+    """The messages of one client by their ids; ``other`` is what belongs to none that we know (the server was started anew).
+
+    A message that is announced again has a new session, and the size that it had. Not covered: objects that the SuperLink
+    still has of an earlier message are not sent again, and so are not counted again.
+    """
+
+    messages: dict[str, Size] = field(default_factory=dict)
+    other: Size = field(default_factory=Size)
+
+    def size(self, session: str) -> Size:
+        """Of the message that is sent in this session. Only its client knows the session, so nobody else can fill it up."""
+        return next((size for size in self.messages.values() if size.session == session), self.other)
+
+    def announced(self, request: PushMessagesRequest, answer: bytes) -> None:
+        """A message of which the SuperLink wants objects; one that it does not take changes nothing."""
+        response = PushMessagesResponse.FromString(answer)
+        if response.objects_to_push:
+            key = request.messages_list[0].metadata.message_id
+            size = self.messages.setdefault(key, Size())
+            size.session = response.session_id
+            for old in list(self.messages)[:-KEPT]:
+                del self.messages[old]
 
 
 @dataclass
@@ -48,7 +104,7 @@ class Guard:
         app: the SuperLink.
         max_bytes: the largest message.
         events: where refusals are noted.
-        names: client names by public key (base64 of PEM, as in the requests' header).
+        names: client names by public key (PEM).
     """
 
     app: App
@@ -56,11 +112,13 @@ class Guard:
     events: Events
     names: dict[bytes, str] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
+    outboxes: dict[str, Outbox] = field(default_factory=dict)
 
     def know(self, name: str, public_key: bytes) -> None:
         """Count what is sent with this key as this client's."""
-        self.names[b64encode(public_key)] = name
+        self.names[public_key] = name
         self.traffic.setdefault(name, Traffic())
+        self.outboxes.setdefault(name, Outbox())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or refuse."""
@@ -77,46 +135,108 @@ class Guard:
             await _answer(send, 403)
 
     async def _fleet(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = self.names.get(dict(scope["headers"]).get(KEY_HEADER, b""), "")
-        seen = self.traffic.get(name, Traffic())
-        body = await _body(scope, receive)
-        why = "its request is too large" if body is None else self._too_much(scope["path"], body, seen)
-        if body is None or why:
-            self.events.note("refused", client=name, peer=_peer(scope), why=why)
-            await _answer(send, 413)
+        name = self.names.get(_key(scope), "")
+        seen, outbox = self.traffic.get(name) or Traffic(), self.outboxes.get(name) or Outbox()
+        try:
+            body = await _body(scope, receive)
+            push = _push(scope["path"], body)
+            size = outbox.size(push.session_id) if isinstance(push, PushObjectRequest) else Size()
+            listed = self._check(push, len(body), size)
+        except RefusedError as error:
+            self.events.note("refused", client=name, peer=_peer(scope), why=str(error))
+            await _answer(send, error.status)
             return
+        # Counted before the SuperLink has checked the signature, so that requests at the same time cannot exceed the limit
+        # together, and taken back if it refuses. It stays counted if there is no answer: the object may have been stored.
+        size.length, size.pieces = size.length + len(body), size.pieces + listed
+        status, sent = await self._pass_on(scope, body, receive, send, push, outbox)
+        if status >= 400:
+            size.length, size.pieces = size.length - len(body), size.pieces - listed
+        elif status:
+            seen.received, seen.sent, seen.last_seen = seen.received + len(body), seen.sent + sent, time.time()
+
+    async def _pass_on(
+        self, scope: Scope, body: bytes, receive: Receive, send: Send, push: Push | None, outbox: Outbox
+    ) -> tuple[int, int]:
+        """Let the SuperLink answer; its status (0 if there was none) and how many bytes it sent."""
         parts = iter([{"type": "http.request", "body": body, "more_body": False}])
-        sizes: list[int] = []
+        status, sent = 0, 0
+        held: list[MutableMapping[str, Any]] = []
 
         async def replay() -> MutableMapping[str, Any]:
             return next(parts, None) or await receive()
 
         async def counted(event: MutableMapping[str, Any]) -> None:
+            nonlocal status, sent
             if event["type"] == "http.response.start":
-                sizes.append(int(event["status"]))
-            sizes.append(len(event.get("body", b"")))
-            await send(event)
+                status = int(event["status"])
+            sent += len(event.get("body", b""))
+            if isinstance(push, PushMessagesRequest):
+                held.append(event)  # no object may come before we know its session
+            else:
+                await send(event)
 
         await self.app(scope, replay, counted)
-        if sizes and sizes[0] < 400:
-            seen.received, seen.sent, seen.last_seen = (
-                seen.received + len(body),
-                seen.sent + sum(sizes[1:]),
-                time.time(),
-            )
+        if isinstance(push, PushMessagesRequest) and 0 < status < 400:
+            outbox.announced(push, b"".join(event.get("body", b"") for event in held))
+        for event in held:
+            await send(event)
+        return status, sent
 
-    def _too_much(self, path: str, body: bytes, seen: Traffic) -> str:
-        """Why a piece of a message is not taken; nothing if it is."""
-        if path.endswith("/push-messages"):
-            seen.message = 0
-        elif path.endswith("/push-object"):
-            seen.message += len(body)
-            if seen.message > self.max_bytes:
-                return f"its message is longer than {self.max_bytes} bytes"
-            listed = _CHUNKS.search(body, 0, 1 << 20)
-            if listed and CHUNK * listed[1].count(b",") > self.max_bytes:
-                return f"its message would unfold to more than {self.max_bytes} bytes"
-        return ""
+    def _check(self, push: Push | None, length: int, size: Size) -> int:
+        """How many pieces an object lists; RefusedError if that, or its length, is too much for its message."""
+        if isinstance(push, PushMessagesRequest):
+            heads = [message.metadata for message in push.messages_list]
+            if any(h.src_node_id != push.node.node_id or not h.reply_to_message_id for h in heads):
+                raise RefusedError(
+                    "its message is not a reply in its own name", 403
+                )  # but, say, an order to another client
+        if not isinstance(push, PushObjectRequest):
+            return 0
+        if size.length + length > self.max_bytes:
+            raise RefusedError(f"its message is longer than {self.max_bytes} bytes")
+        listed = pieces(push.object_content)
+        if listed and CHUNK * (size.pieces + listed - 1) >= self.max_bytes:  # the last piece may be short
+            raise RefusedError(f"its message would unfold to more than {self.max_bytes} bytes")
+        return listed
+
+
+def pieces(content: bytes) -> int:
+    """How many pieces an object lists, to be put together where it is read; one piece may be listed many times over.
+
+    An array must be written as Flower itself writes it: what has two spellings might be counted in one way and read in another.
+    """
+    head, _, text = content.partition(b"\0")
+    kind = head.split(b" ")[0]
+    if kind == b"ArrayChunk" and len(text) > CHUNK:
+        raise RefusedError(f"a piece of its message is longer than {CHUNK} bytes")
+    if kind != b"Array":
+        return 0
+    try:
+        told = json.loads(text) if len(text) <= MAX_LIST else {}
+        listed = told["arraychunk_ids"]
+        if list(told) == ARRAY and all(type(i) is int for i in listed) and json.dumps(told).encode() == text:
+            return len(listed)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise RefusedError("an array of its message is not written as Flower writes it")
+
+
+def _push(path: str, body: bytes) -> Push | None:
+    """The part of a message that a request has, if any; what cannot be read the SuperLink refuses."""
+    try:
+        return PUSHES[path].FromString(body) if path in PUSHES else None
+    except DecodeError:
+        return None
+
+
+def _key(scope: Scope) -> bytes:
+    """The public key that a request says is its sender's: the first if there are several, decoded, as Flower reads it."""
+    told = next((value for key, value in scope["headers"] if key == KEY_HEADER), b"")
+    try:
+        return b64decode(told, validate=True)
+    except ValueError:
+        return b""
 
 
 def same_machine(scope: Scope) -> bool:
@@ -134,17 +254,17 @@ def _peer(scope: Scope) -> str:
     return str((scope.get("client") or ["unknown"])[0])
 
 
-async def _body(scope: Scope, receive: Receive) -> bytes | None:
-    """The request's body; None if it is longer than any that a client has to send."""
+async def _body(scope: Scope, receive: Receive) -> bytes:
+    """The request's body; RefusedError if it is longer than any that a client has to send."""
     told = dict(scope["headers"]).get(b"content-length", b"0")
     if not told.isdigit() or int(told) > REQUEST:
-        return None
+        raise RefusedError("its request is too large")
     body = bytearray()
     while True:
         event = await receive()
         body += event.get("body", b"")
         if len(body) > REQUEST:
-            return None
+            raise RefusedError("its request is too large")
         if event["type"] != "http.request" or not event.get("more_body"):
             return bytes(body)
 

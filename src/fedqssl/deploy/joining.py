@@ -1,4 +1,4 @@
-"""``fedqssl deploy client``: read the images, find or make the key, connect."""
+"""``fedqssl deploy client``: check the name, read the images, find or make the key, connect."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from fedqssl.config.keys import nearest
 from fedqssl.data.pixels import check_on_bad
 from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.events import Events
@@ -22,10 +23,13 @@ def join(
 ) -> None:
     """Take part until SIGTERM or Ctrl-C."""
     check_on_bad(on_bad)
-    made = own_key(fleet, name)
+    _check_known(fleet, name)
+    train, test = (load_dataset(data, s, on_bad="skip" if on_bad == "skip" else "error") for s in ("train", "test"))
+    if len(train) < MIN_IMAGES:
+        raise FleetError(f"{data} has {len(train)} training images; at least {MIN_IMAGES} are needed")
+    made = own_key(fleet, name)  # last: on the server's machine, who has a key may connect
     home = fleet.client(name)
     with only_one(home, f"client {name}"):
-        train, test = (load_dataset(data, s, on_bad="skip" if on_bad == "skip" else "error") for s in ("train", "test"))
         events = Events(home / "log.jsonl")
         role = LocalRole(name, bits, train, test, Store(home / "state"), events, trust)
         if len(role.held) < MIN_IMAGES:
@@ -36,3 +40,13 @@ def join(
         from fedqssl.deploy.node import run_node
 
         run_node(fleet, name, client_app(lambda context: role), events, say)
+
+
+def _check_known(fleet: Fleet, name: str) -> None:
+    """On the server's machine, whose folder lists the clients: a mistyped name must not become another client."""
+    if (fleet.server / "server.key").is_file() and not fleet.client(name).is_dir():
+        names = sorted(home.name for home in (fleet.path / "clients").iterdir() if home.is_dir())
+        raise FleetError(
+            f"{fleet.path} has no client {name!r}{nearest(name, names)} "
+            f"(add one with fedqssl deploy init {fleet.path} --clients {name})"
+        )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedqssl.deploy.fleet import Fleet, FleetError, check_name
@@ -29,6 +32,7 @@ Wants=network-online.target
 
 [Service]
 ExecStart={command}
+User={user}
 Restart=on-failure
 RestartSec=10
 NoNewPrivileges=yes
@@ -55,19 +59,21 @@ def make_fleet(path: Path, host: str | None, port: int | None, clients: Sequence
             raise FleetError(f"{path} has a client {taken[0]!r} already; nothing was changed")
         if not clients:
             raise FleetError(f"{path} exists; add clients with --clients NAME,NAME, or choose another folder")
-        return [_make_client(Fleet.open(path), name) for name in clients]
+        fleet = Fleet.open(path)
+        made = [_make_client(fleet, name) for name in clients]
+        _add_help(fleet, clients)
+        return made
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FleetError(f"{path} exists and is not a fleet; choose another folder")
+        raise FleetError(f"{path} exists and is not a fleet; choose another folder, or an empty one")
     return _make_new(path, host or "127.0.0.1", port or 9443, clients)
 
 
 def _make_new(path: Path, host: str, port: int, clients: Sequence[str]) -> list[str]:
     if not 1 <= port <= 65535 or not host or any(c.isspace() or c in '"\\/' for c in host):
         raise FleetError(f"{host}:{port} is no address; give --host a name or an IP address, and --port 1 to 65535")
-    for folder in (path, path / "server"):
-        folder.mkdir(mode=0o700, parents=True)
-    for name in ("clients", "runs"):
-        (path / name).mkdir()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in ("server", "clients", "runs"):  # private each, for a folder that was there has permissions of its own
+        (path / name).mkdir(mode=0o700)
     write_new(path / ".gitignore", b"# keys are in here: nothing of a fleet belongs into a repository\n*\n", 0o644)
     make_certificates(path, [host])
     write_new(path / "server" / "server.toml", SERVER.encode(), 0o644)
@@ -119,10 +125,35 @@ def _write_help(fleet: Fleet, clients: Sequence[str]) -> None:
         f"# Commands of this fleet\n{note}\n```\n{listed}\nfedqssl deploy status {shlex.quote(str(fleet.path))}\n```\n"
     )
     write_new(fleet.path / "COMMANDS.md", text.encode(), 0o644)
-    (fleet.path / "systemd").mkdir()
-    python = shlex.quote(sys.executable)
+    _write_units(fleet, {role: line for role, line in lines.items() if role != "start"})
+
+
+def _add_help(fleet: Fleet, clients: Sequence[str]) -> None:
+    """The same for clients that were added; what was there, and may have been edited, stays as it is."""
+    path = fleet.path / "COMMANDS.md"
+    known = path.read_text(encoding="utf-8") if path.exists() else ""
+    all_lines = commands(fleet, clients)
+    lines = {name: all_lines[name] for name in clients}
+    listed = [line for line in lines.values() if line not in known.splitlines()]
+    if listed:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\nAdded later:\n\n```\n" + "\n".join(listed) + "\n```\n")
+    _write_units(fleet, lines)
+
+
+def _write_units(fleet: Fleet, lines: dict[str, str]) -> None:
+    """A unit for each role that has none."""
+    (fleet.path / "systemd").mkdir(exist_ok=True)
     for role, line in lines.items():
-        if role != "start":
-            command = line.replace("fedqssl", f"{python} -m fedqssl.cli.main", 1)
-            unit = UNIT.format(description=f"fedqssl {role}", command=command)
+        command = line.replace("fedqssl", f"{shlex.quote(sys.executable)} -m fedqssl.cli.main", 1)
+        unit = UNIT.format(description=f"fedqssl {role}", command=command, user=_user())
+        with suppress(FileExistsError):
             write_new(fleet.path / "systemd" / f"fedqssl-{role}.service", unit.encode(), 0o644)
+
+
+def _user() -> str:
+    """Who runs this; a number where it has no name, as in a container."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

@@ -1,7 +1,7 @@
 """``fedqssl deploy client``: take messages from the server, let the ClientApp answer them, in this one process.
 
-Flower's SuperNode would start a process for every message and run code that the server sends. This loop uses its connection
-(TLS, signed requests, heartbeats, retries) and runs the ClientApp that is installed here, and nothing else.
+Flower's SuperNode would start a process for every message and run code that the server sends. This loop uses its requests
+(TLS, signatures, heartbeats, retries) and runs the ClientApp that is installed here, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,25 +12,42 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import httpx
 from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
+from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, ErrorCode
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, MAX_RETRY_DELAY, ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
     iterate_object_tree,
     no_object_id_recompute,
 )
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedqssl.deploy.events import Events
@@ -40,102 +57,216 @@ from fedqssl.engines.flower import hush
 
 POLL, IDLE = 0.5, 3.0
 """Seconds between two looks for a message: soon after the last one, and when nothing happens."""
-RETRY = 3.0
+RETRY, LONGEST = 3.0, 60.0
+"""Seconds before a connection is tried again: after the first failure, and at most."""
+REFUSED = (401, 403, 412)
+"""What Flower answers to a key that it does not know: 412 when it asks to be let in, 401 to everything else."""
 REFUSALS = 3
 """A key that has just been put into the server's folder takes a second or two to be known."""
+AWAY = (502, 503, 504)
 MAX_OBJECTS = 1000
 """Pieces of a message: ours have six and one more for every 5 MiB."""
 
 
 def run_node(fleet: Fleet, name: str, app: ClientApp, events: Events, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C; a server that is away is waited for."""
+    """Serve until SIGTERM or Ctrl-C; a server that is away is waited for, one that refuses the key is an error."""
     os.environ["FLWR_HOME"] = str(fleet.client(name) / "flwr")
     hush(fleet.client(name) / "flower.log")
     signal.signal(signal.SIGTERM, stop_like_ctrl_c)
-    key = read_key(fleet.client(name) / "key")
+    key, wait = read_key(fleet.client(name) / "key"), RETRY
     with suppress(KeyboardInterrupt):
-        _admitted(fleet, name, key, say)
-        say(f"{name} is connected to {fleet.address}; stop with Ctrl-C")
-        events.note("connected", server=fleet.address)
-        with http_request_response(
-            fleet.address, False, fleet.authority.read_bytes(), (key, key.public_key())
-        ) as connection:
-            node_id, receive, send, _, _, pull, push, confirm = connection
-            link = _Link(node_id, app, events, send, pull, push, confirm)
-            pause = POLL
-            while True:
-                got = receive()
-                if got is None:
-                    time.sleep(pause)
-                    pause = min(1.25 * pause, IDLE)
-                else:
-                    link.answer(*got)
-                    pause = POLL
+        while True:
+            with Connection(fleet, name, key, events, say) as connection:
+                _admit(connection)
+                say(f"{name} is connected to {fleet.address}; stop with Ctrl-C")
+                events.note("connected", server=fleet.address)
+                began = time.monotonic()
+                error = _serve(_Link(connection, app, events))
+            wait = RETRY if time.monotonic() - began > LONGEST else wait
+            events.note("disconnected", what=repr(error))
+            say(f"the connection to {fleet.address} broke ({_why(error)}); trying again")
+            time.sleep(wait)
+            wait = min(2 * wait, LONGEST)
     events.note("stopped")
     say(f"{name} has stopped")
 
 
-def _admitted(fleet: Fleet, name: str, key: PrivateKey, say: Callable[[str], None]) -> None:
-    """Return when the server takes this key; a server that cannot be reached is tried again, one that refuses is not."""
-    refused, told = 0, False
+def _serve(link: _Link) -> Exception:
+    """Answer one message after the other until none can be asked for; the reason."""
+    pause = POLL
     while True:
         try:
-            _knock(fleet, name, key)
+            got = link.connection.receive()
+        except Exception as error:
+            return error
+        if got is None:
+            time.sleep(pause)
+            pause = min(1.25 * pause, IDLE)
+        else:
+            link.answer(*got)
+            pause = POLL
+
+
+def _admit(to: Connection) -> None:
+    """Return when the server takes this key; a server that cannot be reached is tried again, one that refuses is not."""
+    refused = 0
+    while True:
+        try:
+            to.open()
             return
         except httpx.HTTPStatusError as error:
-            refused += 1
+            refused += error.response.status_code in REFUSED
             if refused >= REFUSALS:
-                where = fleet.client(name) / "key.pub"
+                to.events.note("refused", server=to.fleet.address, status=error.response.status_code)
                 raise FleetError(
-                    f"the server at {fleet.address} refuses {name} ({error.response.status_code}): its key is not known "
-                    f"there; put {where} into clients/{name}/ of the server's fleet folder"
+                    f"the server at {to.fleet.address} refuses {to.name} ({error.response.status_code}): its key is not "
+                    f"known there, or another process has just used it; put {to.home / 'key.pub'} into clients/{to.name}/ "
+                    f"of the server's fleet folder, and see that no second client has this name"
                 ) from error
+            if error.response.status_code not in REFUSED:
+                to.away(error)
         except httpx.TransportError as error:
             if "certificate" in str(error).lower():
                 raise FleetError(
-                    f"{fleet.address} does not show this fleet's certificate ({error}); copy ca.crt from the server anew, and "
-                    f"see that init knew the server's address"
+                    f"{to.fleet.address} does not show this fleet's certificate ({error}); copy ca.crt from the server anew, "
+                    f"and see that init knew the server's address"
                 ) from error
-            if not told:
-                say(f"{fleet.address} cannot be reached; trying again until it can")
-                told = True
+            to.away(error)
         time.sleep(RETRY)
 
 
-def _knock(fleet: Fleet, name: str, key: PrivateKey) -> None:
-    """Come and go once.
+def _why(error: Exception) -> str:
+    """In a few words, for a person."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"HTTP status {error.response.status_code}"
+    return " ".join(f"{type(error).__name__} {error}".split())
 
-    The number that the server gives us is kept: with it, a client that was killed can take its own connection back at once,
-    where Flower would have it wait until its heartbeat is missed.
+
+class Connection:
+    """Flower's requests with this client's key; use as a context manager.
+
+    Flower's own connection ends the process when a request is refused, and hides what else goes wrong; here both are raised,
+    and only a server that is away is tried again.
     """
-    public, kept = key.public_key(), fleet.client(name) / "state" / "node.json"
-    authority, sign = fleet.authority.read_bytes(), NodeAuthHttpInterceptor(key, public)
-    with FleetHttpClient.from_server_address(fleet.address, False, authority, [sign]) as client:
+
+    def __init__(self, fleet: Fleet, name: str, key: PrivateKey, events: Events, say: Callable[[str], None]) -> None:
+        self.fleet, self.name, self.home, self.events, self.say = fleet, name, fleet.client(name), events, say
+        public, authority = key.public_key(), fleet.authority.read_bytes()
+        self.public, self.node, self.told = public_key_to_bytes(public), Node(), False
+        version, sign = RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, public)
+        self.client = FleetHttpClient.from_server_address(fleet.address, False, authority, [version, sign])
+        self.heart = HeartbeatSender(self._beat)
+        self.retry = RetryInvoker(
+            lambda: exponential(max_delay=MAX_RETRY_DELAY),
+            (httpx.TransportError, httpx.HTTPStatusError),
+            max_tries=None,
+            max_time=None,
+            on_backoff=lambda state: self.away(state.exception),
+            on_success=lambda state: self._back(),
+            should_giveup=_hopeless,
+        )
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.heart.is_running:
+            self.heart.stop()
+            with suppress(httpx.HTTPError):
+                self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
+        self.client.close()
+
+    def open(self) -> None:
+        """Be let in.
+
+        The number that the server gives us is kept: with it, a client that was killed can take its own connection back at
+        once, where Flower would have it wait until its heartbeat is missed.
+        """
+        kept = self.home / "state" / "node.json"
         before = read_json(kept)
         if isinstance(before, int):
             with suppress(httpx.HTTPStatusError):
-                client.DeactivateNode(DeactivateNodeRequest(node_id=before))
-        pem = public_key_to_bytes(public)
-        found = client.ActivateNode(ActivateNodeRequest(public_key=pem, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL))
-        write_json(kept, found.node_id)
-        client.DeactivateNode(DeactivateNodeRequest(node_id=found.node_id))
+                self.client.DeactivateNode(DeactivateNodeRequest(node_id=before))
+        wanted = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+        self.node = Node(node_id=self.client.ActivateNode(wanted).node_id)
+        write_json(kept, self.node.node_id)
+        self._back()
+        self.heart.start()
+
+    def away(self, error: Exception | None) -> None:
+        """Say once that the server cannot be reached."""
+        if not self.told:
+            self.told = True
+            self.events.note("server away", what=repr(error))
+            why = f" now ({_why(error)})" if isinstance(error, httpx.HTTPStatusError) else ""
+            self.say(f"{self.fleet.address} cannot be reached{why}; trying again until it can")
+
+    def _back(self) -> None:
+        if self.told:
+            self.told = False
+            self.events.note("server back")
+
+    def _beat(self) -> bool:
+        """Whether the server knows that we live; if not, Flower's sender asks again, and the next request tells why."""
+        beat = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+        try:
+            return bool(self.client.SendNodeHeartbeat(beat).success)
+        except (httpx.HTTPError, ValueError, RuntimeError):
+            return False
+
+    def _ask(self, call: Callable[[Any], Any], request: Any) -> Any:
+        """One request about a run; 403 is Flower's way to say that the run is over."""
+        try:
+            return self.retry.invoke(call, request)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == 403:
+                raise RunNotRunningException from error
+            raise
+
+    def receive(self) -> tuple[Message, ObjectTree] | None:
+        """The next message without its content, and the names of its parts; None if there is none."""
+        found = self.retry.invoke(self.client.PullMessages, PullMessagesRequest(node=self.node))
+        if not found.messages_list:
+            return None
+        return message_from_proto(found.messages_list[0]), found.message_object_trees[0]
+
+    def send(self, reply: Message, tree: ObjectTree, seconds: float) -> tuple[set[str], str]:
+        """A reply without its content; which parts the server wants, and under which number."""
+        head = message_to_proto(remove_content_from_message(reply) if reply.has_content() else reply)
+        request = PushMessagesRequest(
+            node=self.node, messages_list=[head], message_object_trees=[tree], clientapp_runtime_list=[seconds]
+        )
+        found = self._ask(self.client.PushMessages, request)
+        return set(found.objects_to_push), found.session_id
+
+    def pull(self, run_id: int, part: str) -> bytes:
+        """A part of a message."""
+        ask = functools.partial(self._ask, self.client.PullObject)
+        return make_pull_object_fn_protobuf(ask, self.node, run_id)(part)
+
+    def push(self, run_id: int, session: str, part: str, contents: bytes) -> None:
+        """A part of a reply."""
+        ask = functools.partial(self._ask, self.client.PushObject)
+        make_push_object_fn_protobuf(ask, self.node, run_id, session)(part, contents)
+
+    def confirm(self, run_id: int, message_id: str) -> None:
+        """All parts of a message are here."""
+        ask = functools.partial(self._ask, self.client.ConfirmMessageReceived)
+        make_confirm_message_received_fn_protobuf(ask, self.node, run_id)(message_id)
+
+
+def _hopeless(error: Exception) -> bool:
+    """Whether the same request would fail again."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code not in AWAY
+    return any(word in str(error).lower() for word in ("certificate", "ssl", "tls"))
 
 
 class _Link:
     """One message after the other: get all of it, answer, send all of the answer."""
 
-    def __init__(
-        self,
-        node_id: int,
-        app: ClientApp,
-        events: Events,
-        send: Callable[[Message, ObjectTree, float], tuple[set[str], str]],
-        pull: Callable[[int, str], bytes],
-        push: Callable[[int, str, str, bytes], None],
-        confirm: Callable[[int, str], None],
-    ) -> None:
-        self.node_id, self.app, self.events = node_id, app, events
-        self.send, self.pull, self.push, self.confirm = send, pull, push, confirm
+    def __init__(self, connection: Connection, app: ClientApp, events: Events) -> None:
+        self.connection, self.app, self.events = connection, app, events
 
     def answer(self, head: Message, tree: ObjectTree) -> None:
         """Errors of the app go to our log in full and to the server by their kind alone: their text may name files."""
@@ -146,24 +277,35 @@ class _Link:
                 reply = self.app(message, self._context(head.metadata.run_id))
             except Exception as error:
                 self.events.note("failed", what=repr(error))
-                error_ = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}, see the client's log")
-                reply = Message(error_, reply_to=message)
+                reply = _error(message, f"{type(error).__name__}, see the client's log")
             self._put(reply, time.monotonic() - began)
         except RunNotRunningException:
             self.events.note("run over", message=head.metadata.message_id)
         except Exception as error:
             self.events.note("not delivered", what=repr(error))
+            self._give_up(head, error)
+
+    def _give_up(self, head: Message, error: Exception) -> None:
+        """Tell the server that no reply will come: without a deadline, it would wait for days."""
+        try:
+            self._put(
+                _error(head, f"no way to get or send the model ({type(error).__name__}), see the client's log"), 0.0
+            )
+        except Exception as again:
+            self.events.note("not told", what=repr(again))
 
     def _context(self, run_id: int) -> Context:
-        return Context(run_id=run_id, node_id=self.node_id, node_config={}, state=RecordDict(), run_config={})
+        return Context(
+            run_id=run_id, node_id=self.connection.node.node_id, node_config={}, state=RecordDict(), run_config={}
+        )
 
     def _get(self, head: Message, tree: ObjectTree) -> Message:
         run_id, message_id = head.metadata.run_id, head.metadata.message_id
         ids = [branch.object_id for branch in iterate_object_tree(tree)]
         if len(ids) > MAX_OBJECTS:
             raise ValueError(f"a message of {len(ids)} pieces")
-        contents = pull_objects(ids, functools.partial(self.pull, run_id))
-        self.confirm(run_id, message_id)
+        contents = pull_objects(ids, functools.partial(self.connection.pull, run_id))
+        self.connection.confirm(run_id, message_id)
         message = inflate_object_from_contents(message_id, contents)
         assert isinstance(message, Message)
         message.metadata.__dict__["_message_id"] = message_id
@@ -173,6 +315,10 @@ class _Link:
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
             objects, tree = get_all_nested_objects(reply), get_object_tree(reply)
-            wanted, session = self.send(reply, tree, seconds)
+            wanted, session = self.connection.send(reply, tree, seconds)
             run_id = reply.metadata.run_id
-            push_objects(objects, functools.partial(self.push, run_id, session), object_ids_to_push=wanted)
+            push_objects(objects, functools.partial(self.connection.push, run_id, session), object_ids_to_push=wanted)
+
+
+def _error(message: Message, why: str) -> Message:
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why), reply_to=message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,10 @@ from fedqssl.runs.result import RunResult
 POLL = 0.5
 ANSWER = 60.0
 """Seconds within which a client that is connected tells what it can do; one that trains answers later."""
+PATIENCE = 300.0
+"""Seconds until a client that did not answer, or may not take part, is asked again in a run that has enough others."""
+RETURN = 60.0
+"""Seconds for which a run that goes on waits for the clients it had: without them it would go another way."""
 
 
 class FleetRun:
@@ -40,6 +45,7 @@ class FleetRun:
         self.config = load_config(fleet.runs / f"{name}.toml")
         self.roster: Roster = {}
         self.refused: dict[str, str] = {}
+        self.ask_again: dict[str, float] = {}
         self.round, self.totals = 0, {"up": dict[str, int](), "down": dict[str, int]()}
 
     def play(self, shown: Progress) -> RunResult:
@@ -62,10 +68,14 @@ class FleetRun:
             self.config = load_config(self.folder.path / "config.toml")
             self.roster = read_roster(read_json(self.folder.path / "roster.json"))
             self._check_images(images.context(self.config, self.roster))
+        before = dict(self.roster)
         run = self._identity()
         engine = FlowerEngine(images.context(self.config, self.roster), run, self.exchange, shown.tick)
         engine.workers = self.config.workers
-        self._wait(engine, progress)
+        self._wait(engine, progress, before)
+        done = self.folder.latest()
+        if done is not None and done.rounds_done >= self.config.rounds:  # too late to join
+            self.roster = {name: told for name, told in self.roster.items() if name in done.payloads}
         context = engine.context = images.context(self.config, self.roster)
         if known:
             self._write_members(context)  # a server that was killed may have written a part of them
@@ -84,7 +94,14 @@ class FleetRun:
                 self._status("running")
                 return context, checkpoint
 
-            return play_to_end(context, engine, self.folder, checkpoint, progress, arrivals, engine.accuracies)
+            def accuracies(context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
+                found = engine.accuracies(context, payloads)
+                for name, why in engine.unserved.items():
+                    progress.say(f"warning: {name} has not got its final model: {why}")
+                    self.events.note("final model not delivered", client=name, why=why)
+                return found
+
+            return play_to_end(context, engine, self.folder, checkpoint, progress, arrivals, accuracies)
 
     def _identity(self) -> str:
         """The run's own number, by which clients recognise a round that is repeated."""
@@ -123,15 +140,20 @@ class FleetRun:
         self._write_members(context)
         return replace(checkpoint, payloads=payloads)
 
-    def _wait(self, engine: FlowerEngine, progress: Progress) -> None:
-        """Until as many clients as the run needs are connected; then ``engine`` knows them all."""
-        told = False
+    def _wait(self, engine: FlowerEngine, progress: Progress, before: Collection[str] = ()) -> None:
+        """Until as many clients as the run needs are connected, and for a while for those of ``before``, too.
+
+        Then ``engine`` knows them all.
+        """
+        told, end = False, time.monotonic() + RETURN
         while True:
             self._look(engine, progress)
-            if len(engine.nodes) >= self.config.min_clients:
+            missing = sorted(set(before) - set(engine.nodes))
+            if len(engine.nodes) >= self.config.min_clients and (not missing or time.monotonic() > end):
                 return
             if not told:
-                progress.say(f"waiting for clients: {len(engine.nodes)} of {self.config.min_clients} are connected")
+                there = f"{len(engine.nodes)} of {max(self.config.min_clients, len(before))} are connected"
+                progress.say(f"waiting for clients: {there}")
                 told = True
             self._status("waiting")
             time.sleep(POLL)
@@ -140,8 +162,16 @@ class FleetRun:
         """Who is connected, by key; those that have not been asked yet are asked what they can do."""
         keys = {key: name for name, key in public_keys(self.fleet).items()}
         here = {keys[n.public_key]: n.node_id for n in self.exchange.grid.get_nodes() if n.public_key in keys}
-        unknown = {name: node for name, node in here.items() if name not in engine.known}
+        enough = len(here.keys() & engine.known.keys()) >= self.config.min_clients
+        now = time.monotonic()
+        self.ask_again = {name: then for name, then in self.ask_again.items() if name in here}
+        unknown = {
+            name: node
+            for name, node in here.items()
+            if name not in engine.known and not (enough and now < self.ask_again.get(name, 0.0))
+        }
         for name, told in engine.discover(unknown, ANSWER).items():
+            self.ask_again[name] = now + PATIENCE  # so that one who never answers does not hold up every round
             why = told if isinstance(told, str) else refusal(name, told, self.roster.get(name))
             if why is not None or isinstance(told, str):
                 if self.refused.get(name) != why:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedqssl import __version__
 from fedqssl.config import RunConfig
 from fedqssl.config.schema import parse_bits
 from fedqssl.data.images import ImageSet
@@ -16,7 +17,7 @@ from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.fleet import FleetError, ServerData
 from fedqssl.device.pictures import with_channels
 from fedqssl.engines.context import Context, class_count, make_task
-from fedqssl.engines.flower.wire import Capabilities
+from fedqssl.engines.flower.wire import Capabilities, plain
 from fedqssl.federated.server import requantize
 from fedqssl.federated.state import read_payload
 from fedqssl.lowbit import to_bytes
@@ -24,6 +25,8 @@ from fedqssl.runs.folder import Checkpoint
 
 MIN_IMAGES = 2
 """A contrastive batch needs two."""
+MAX_IMAGES = 10**7
+"""The server makes lists of as many numbers as a client says that it has images."""
 Roster = dict[str, Capabilities]
 
 
@@ -34,9 +37,15 @@ def refusal(name: str, told: Capabilities, before: Capabilities | None) -> str |
     try:
         parse_bits(told.bits)
     except ValueError as error:
-        return f"its bits: {error}"
+        return plain(f"its bits: {error}")
+    if told.version.split(".")[:2] != __version__.split(".")[:2]:
+        return f"it has fedqssl {told.version}, but the server has {__version__}; install that version on the client"
+    if max(told.samples, told.test_samples) > MAX_IMAGES or told.test_samples < 0:
+        return plain(
+            f"0 to {MAX_IMAGES} images are possible, not {told.samples} to train and {told.test_samples} to test"
+        )
     if told.samples < MIN_IMAGES:
-        return f"it has {told.samples} training images"
+        return plain(f"it has {told.samples} training images")
     if before is not None and (told.bits, told.samples) != (before.bits, before.samples):
         now, then = f"{told.bits} bits, {told.samples} images", f"{before.bits} bits, {before.samples} images"
         return f"it has {now} now, but joined this run with {then}; start a new run"

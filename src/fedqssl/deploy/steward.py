@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from fedqssl.deploy.control import collect, prometheus
+from fedqssl.deploy.control import LAST, TAKEN, collect, prometheus
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import OVER, Fleet, ServerData, read_json, write_json
 from fedqssl.deploy.superlink import SuperLink, Ticket
@@ -34,10 +34,12 @@ class Steward(threading.Thread):
         self.fleet, self.link, self.data, self.address, self.events = fleet, link, data, address, events
         self.child: subprocess.Popen[bytes] | None = None
         self.ticket: Ticket | None = None
-        self.answered = (read_json(fleet.server / "wanted.json") or {}).get("id")
         self.heartbeat = 0.0
         self._leave = threading.Event()
-        left = read_json(fleet.server / "status.json") or {}
+        write_json(fleet.server / LAST, asdict(data))  # so that deploy server needs no options the next time
+        left, wanted = (read_json(fleet.server / f"{name}.json") or {} for name in ("status", "wanted"))
+        young = time.time() - wanted.get("time", 0.0) < TAKEN  # given while this process was starting: somebody waits
+        self.answered = left.get("id") if young else wanted.get("id")
         if left.get("state") not in (None, *OVER):
             self._state(left.get("run"), "failed", "the server went away; go on with fedqssl deploy start")
 
@@ -72,10 +74,12 @@ class Steward(threading.Thread):
         wanted = read_json(self.fleet.server / "wanted.json")
         if not isinstance(wanted, dict) or wanted.get("id") == self.answered:
             return
+        if wanted.get("do") == "start" and self.child is not None:
+            return  # the last run is about to end: next time
         self.answered = wanted.get("id")
         if wanted.get("do") == "stop":
             self._stop()
-        elif wanted.get("do") == "start" and self.child is None:
+        elif wanted.get("do") == "start":
             self._start(str(wanted["run"]))
 
     def _start(self, name: str) -> None:
@@ -83,7 +87,8 @@ class Steward(threading.Thread):
         self.heartbeat = time.monotonic()
         self._state(name, "starting")
         command = [sys.executable, "-m", "fedqssl.deploy.server_app"]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE)
+        # a session of its own: Ctrl-C in the server's terminal is for the server, which then stops the run
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         task = {"fleet": str(self.fleet.path), "run": name, "address": self.address, "data": asdict(self.data)}
         pipe = self.child.stdin
         assert pipe is not None
@@ -104,20 +109,22 @@ class Steward(threading.Thread):
         sent, received = self.link.close_run(self.ticket, code == 0)
         self.events.note("run ended", code=code, flower_bytes_sent=sent, flower_bytes_received=received)
         status = read_json(self.fleet.server / "status.json") or {}
-        if status.get("state") not in OVER:
+        if status.get("state") not in OVER and code == -signal.SIGTERM:
+            self._state(status.get("run"), "stopped")  # systemd tells all processes of a service at once
+        elif status.get("state") not in OVER:
             self._state(status.get("run"), "failed", f"its process ended with code {code}")
         self.child, self.ticket = None, None
 
     def _stop(self) -> None:
         if self.child is None:
             return
-        status = read_json(self.fleet.server / "status.json") or {}
         self.child.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(20)
         self.child.kill()
         self.child.wait()
-        if status.get("state") not in ("finished", "failed"):
+        status = read_json(self.fleet.server / "status.json") or {}  # now, when the run can change it no more
+        if status.get("state") not in OVER:
             self._state(status.get("run"), "stopped")
         self._watch()
 

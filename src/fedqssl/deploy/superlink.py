@@ -52,7 +52,7 @@ class SuperLink:
     def admit(self) -> None:
         """Make the SuperLink's list of clients that of the fleet's folder: new keys are let in, removed ones put out."""
         there = public_keys(self.fleet)
-        for name in [n for n, key in self.keys.items() if there.get(n) != key]:
+        for name in [n for n, key in self.keys.items() if there.get(n) != key and self._gone(n, there)]:
             node = self.state.get_node_id_by_public_key(self.keys.pop(name))
             if node is not None:
                 self.state.delete_node(NOOP_FLWR_AID, node)
@@ -77,11 +77,24 @@ class SuperLink:
         self.guard.know(name, key)
         self.events.note("admitted", client=name)
 
+    def _gone(self, name: str, there: dict[str, bytes]) -> bool:
+        """Whether a key was replaced or removed, which is for good; one that cannot be read now is looked at again."""
+        if name in there:
+            return True
+        try:
+            (self.fleet.path / "clients" / name / "key.pub").stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def put_out_strangers(self) -> None:
         """Once at the start: keys that were removed while no server ran."""
-        known = set(public_keys(self.fleet).values())
+        there = public_keys(self.fleet)
+        known = set(there.values())
         for node in self.state.get_node_info(owner_aids=[NOOP_FLWR_AID]):
-            if node.public_key not in known and not node.unregistered_at:
+            if node.public_key not in known and not node.unregistered_at and self._gone(node.name, there):
                 self.state.delete_node(NOOP_FLWR_AID, node.node_id)
 
     def connected(self) -> dict[str, bool]:

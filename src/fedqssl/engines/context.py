@@ -8,6 +8,7 @@ import torch
 
 from fedqssl.config import ConfigError, RunConfig
 from fedqssl.data.configured import training_split
+from fedqssl.data.fetch import Progress
 from fedqssl.data.images import ImageSet
 from fedqssl.data.partition import Partition
 from fedqssl.data.registry import load_dataset
@@ -102,10 +103,10 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
     )
 
 
-def build_context(config: RunConfig) -> Context:
-    """Load the images and split them; deterministic in the configuration."""
-    train, partition = training_split(config)
-    test = load_dataset(config.data, "test", config.data_dir, on_bad=config.on_bad)
+def build_context(config: RunConfig, progress: Progress | None = None) -> Context:
+    """Load the images and split them; deterministic in the configuration. ``progress`` is told about downloads."""
+    train, partition = training_split(config, progress)
+    test = load_dataset(config.data, "test", config.data_dir, on_bad=config.on_bad, progress=progress)
     task = make_task(config, train.images.shape[1], class_count(train, test))
     if config.min_clients > len(partition.clients):
         raise ConfigError(

@@ -11,6 +11,10 @@ from torch import Tensor, fx, nn
 
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
 
+SPREAD = 10.0
+"""Weights start within ``SPREAD / sqrt(d)``, ten times as wide as a layer's usual start: the layer's scale stays what it is at
+the start, so that is also as far as they can go, and a classifier on features in [0, 1] has to go far."""
+
 
 @dataclass(frozen=True, eq=False)
 class LowBitClassifier:
@@ -48,7 +52,7 @@ def fit_lowbit_classifier(
     seed: int = 0,
     epochs: int = 40,
     batch_size: int = 64,
-    lr: float = 0.5,
+    lr: float = 8.0,
 ) -> LowBitClassifier:
     """Train a linear classifier with s-bit weights, inputs and (s+2)-bit gradients on cached features; deterministic.
 
@@ -58,7 +62,7 @@ def fit_lowbit_classifier(
     generator = torch.Generator().manual_seed(seed)
     linear = nn.Linear(x.shape[1], num_classes)
     with torch.no_grad():
-        bound = 1 / math.sqrt(x.shape[1])
+        bound = SPREAD / math.sqrt(x.shape[1])
         linear.weight.uniform_(-bound, bound, generator=generator)
         linear.bias.zero_()
     model = to_lowbit(linear, Precision.for_bits(bits), LowBitOptions(quantize_input=False))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -97,12 +100,22 @@ def train_epoch(
     """One epoch of Algorithm 2 over uint8 images; returns the mean loss. Without an optimiser nothing is updated."""
     model.train(opt is not None)
     total, steps = 0.0, 0
-    for index in batches(len(images), task.batch_size, generator):
-        views = two_views(images[index], generator)
-        with torch.set_grad_enabled(opt is not None):
-            loss = task.loss(model(views), None if labels is None else labels[index])
-        if opt is not None:
-            torch.autograd.backward(loss)
-            opt.step()
-        total, steps = total + float(loss.detach()), steps + 1
+    with _own_randomness(generator):
+        for index in batches(len(images), task.batch_size, generator):
+            views = two_views(images[index], generator)
+            with torch.set_grad_enabled(opt is not None):
+                loss = task.loss(model(views), None if labels is None else labels[index])
+            if opt is not None:
+                torch.autograd.backward(loss)
+                opt.step()
+            total, steps = total + float(loss.detach()), steps + 1
     return total / steps
+
+
+@contextmanager
+def _own_randomness(generator: torch.Generator) -> Iterator[None]:
+    """A dropout of the user's model draws from torch's one generator for all: inside, it follows from where ours stands."""
+    state = hashlib.sha256(generator.get_state().numpy().tobytes()).digest()
+    with torch.random.fork_rng():
+        torch.manual_seed(int.from_bytes(state[:8], "little"))
+        yield

@@ -87,6 +87,8 @@ def _imported(name: str) -> Callable[..., object]:
         raise ModelError(
             f"model {name!r}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
         ) from None
+    except Exception as error:  # whatever the user's code raises
+        raise ModelError(f"model {name!r}: {module_name!r} fails when imported ({_told(error)}); correct it") from error
     found: Any = getattr(module, attribute, None)
     if found is None:
         close = difflib.get_close_matches(attribute, dir(module), n=1)
@@ -111,16 +113,22 @@ def _call(make: Callable[..., object], name: str, width: int, in_channels: int) 
     ]
     if missing:
         raise ModelError(f"model {name!r} needs {', '.join(missing)}; give defaults to all but width and in_channels")
-    model = make(**given)
+    try:
+        model = make(**given)
+    except Exception as error:  # whatever the user's code raises
+        raise ModelError(f"model {name!r} cannot be made ({_told(error)}); correct it") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {name!r} made a {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
+def _told(error: Exception) -> str:
+    """The error in one line, with its kind."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
 def _with_feature_dim(model: nn.Module, name: str, in_channels: int) -> nn.Module:
-    """Measure ``feature_dim`` with one grey-level image if the model does not tell it."""
-    if isinstance(getattr(model, "feature_dim", None), int):
-        return model
+    """Measure ``feature_dim`` with one grey-level image; a model that tells another one is wrong."""
     training = model.training
     model.eval()
     try:
@@ -128,14 +136,18 @@ def _with_feature_dim(model: nn.Module, name: str, in_channels: int) -> nn.Modul
             features = model(torch.full((1, in_channels, IMAGE_SIZE, IMAGE_SIZE), 0.5))
     except Exception as error:  # whatever the user's code raises
         raise ModelError(
-            f"model {name!r} fails on one {in_channels}x{IMAGE_SIZE}x{IMAGE_SIZE} image ({error}); "
-            "correct it, or give it an integer attribute feature_dim"
+            f"model {name!r} fails on one {in_channels}x{IMAGE_SIZE}x{IMAGE_SIZE} image ({_told(error)}); correct it"
         ) from error
     model.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ModelError(f"model {name!r} must return features (N, d), pooled and flattened; it returned {shape}")
-    model.feature_dim = features.shape[1]  # type: ignore[assignment]
+    told, found = getattr(model, "feature_dim", None), features.shape[1]
+    if told not in (None, found):
+        raise ModelError(
+            f"model {name!r} says feature_dim = {told} but returns {found} features; leave the attribute out"
+        )
+    model.feature_dim = found  # type: ignore[assignment]
     return model
 
 

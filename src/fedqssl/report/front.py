@@ -77,18 +77,19 @@ def warnings(run: RunData) -> Markup:
     found = collapse_warnings(run)
     rejected = Counter(name for line in run.rounds for name in line.get("rejected", {}))
     if rejected:
-        name, times = rejected.most_common(1)[0]
-        why = next(line["rejected"][name] for line in reversed(run.rounds) if name in line.get("rejected", {}))
-        found.append(
-            f"{sum(rejected.values())} updates of {len(rejected)} clients were not used; {name} {times} times, the last "
-            f"because: {why}"
-        )
+        found.append(f"{sum(rejected.values())} updates were not used: {_rejections(run, rejected)}.")
     skipped = sum(int(line.get("skipped_steps", 0)) for line in run.rounds)
     if skipped:
         found.append(
             f"{skipped} training steps were skipped, because their gradients were not finite; a lower lr may help."
         )
     return join(el("p", words, class_="alert", role="alert") for words in found)
+
+
+def _rejections(run: RunData, rejected: Counter[str]) -> str:
+    """Every client whose updates were not used: how often, and why the last time."""
+    reasons = {name: why for line in run.rounds for name, why in line.get("rejected", {}).items()}
+    return "; ".join(f"{name} {times} times (the last: {reasons[name]})" for name, times in rejected.most_common())
 
 
 def header(run: RunData, found: Costs | str | None) -> Markup:

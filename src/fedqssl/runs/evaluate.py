@@ -41,9 +41,17 @@ def knn_monitor(context: Context, aggregated: fx.GraphModule) -> float | None:
     train, test = context.train, context.test
     if train.labels is None or test.labels is None:
         return None
-    encoder, part = feature_extractor(aggregated), slice(0, MONITOR_IMAGES)
-    x, y = extract_features(encoder, train.images[part]), extract_features(encoder, test.images[part])
-    return float(knn_accuracy(x, train.labels[part], y, test.labels[part]))
+    encoder = feature_extractor(aggregated)
+    known, asked = (some(len(part.images), MONITOR_IMAGES) for part in (train, test))
+    x, y = extract_features(encoder, train.images[known]), extract_features(encoder, test.images[asked])
+    return float(knn_accuracy(x, train.labels[known], y, test.labels[asked]))
+
+
+def some(count: int, limit: int | None) -> Tensor | slice:
+    """No more than ``limit`` of so many images, always the same; not the first ones, which in a folder are of one class."""
+    if limit is None or limit >= count:
+        return slice(None)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:limit]
 
 
 @torch.no_grad()
@@ -57,10 +65,10 @@ def collapse_monitor(context: Context, aggregated: fx.GraphModule) -> Collapse:
 
 
 def _features(encoder: torch.nn.Module, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-    limit = context.config.evaluation.probe_images or len(context.train.images)
+    part = some(len(context.train.images), context.config.evaluation.probe_images or None)
     assert context.train.labels is not None
-    train = extract_features(encoder, context.train.images[:limit])
-    return train, context.train.labels[:limit], extract_features(encoder, context.test.images)
+    train = extract_features(encoder, context.train.images[part])
+    return train, context.train.labels[part], extract_features(encoder, context.test.images)
 
 
 def _probed(context: Context, model: fx.GraphModule) -> float:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,9 +14,10 @@ from pathlib import Path
 import torch
 
 from fedqssl import __version__
-from fedqssl.config import RunConfig, load_config, to_toml
+from fedqssl.config import RunConfig, load_config, protocol, to_toml
 from fedqssl.config.keys import nearest
 from fedqssl.cost.planner import with_device_bits
+from fedqssl.data.images import DataWarning
 from fedqssl.engines.context import Context, build_context
 from fedqssl.engines.engine import Engine
 from fedqssl.engines.flower import check_flower, flower_simulation
@@ -23,6 +25,7 @@ from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.server_side import Tick
 from fedqssl.evaluation.collapse import Collapse
 from fedqssl.federated.algorithms import ALGORITHMS
+from fedqssl.files import absolute
 from fedqssl.quant import kernels
 from fedqssl.runs.describe import describe_data
 from fedqssl.runs.evaluate import client_accuracies
@@ -50,10 +53,14 @@ def start(
     RunFolder.check_new(out, overwrite)
     algorithm = ALGORITHMS[config.algorithm]
     config = with_device_bits(config, algorithm.objective, upload=algorithm.upload)
-    context = build_context(config)
-    context.task.converted(
-        min(context.bits.values())
-    )  # a model that cannot be built is an error before anything is written
+    config = config.model_copy(update={"data": absolute(config.data)})  # so that it can be resumed from anywhere
+    progress = progress or Progress(say)
+    context, warned = _loaded(config, progress)
+    try:
+        context.task.converted(min(context.bits.values()))
+    except (RuntimeError, MemoryError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise RunError(f"the model {config.model} at width {config.width} cannot be built ({why})") from error
     try:
         folder = RunFolder.create(out, overwrite)
         folder.write("environment.json", json.dumps(environment(context), indent=1) + "\n")
@@ -62,7 +69,20 @@ def start(
         folder.write("config.toml", to_toml(config))  # last: what has a config.toml can be resumed
     except OSError as error:
         raise RunError(f"{out} cannot be written ({error.strerror or error}); choose another --out") from error
-    return run_to_end(context, folder, progress or Progress(say))
+    for line in warned:
+        folder.log(line)
+    return run_to_end(context, folder, progress)
+
+
+def _loaded(config: RunConfig, progress: Progress) -> tuple[Context, list[str]]:
+    """The images, with a bar for downloads; and what was said of pictures that were left out."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DataWarning)
+        context = build_context(config, lambda done, total: progress.tick("download (bytes)", done, total or 0))
+    lines = [f"warning: {found.message}" for found in caught]
+    for line in lines:
+        progress.say(line)
+    return context, lines
 
 
 def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) -> RunResult:
@@ -74,7 +94,8 @@ def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) 
         return RunResult.read(folder)
     config = load_config(folder / "config.toml")
     _check(config)
-    context = build_context(config)
+    _check_same_settings(config, found)
+    context, _ = _loaded(config, progress)
     _check_same_data(context, found)
     return run_to_end(context, found, progress)
 
@@ -88,6 +109,21 @@ def _check(config: RunConfig) -> None:
     if config.engine == "flower-sim":
         check_flower()
     check_tracking(config.track)
+
+
+def _check_same_settings(config: RunConfig, folder: RunFolder) -> None:
+    """Going on with other settings would give a run that no configuration describes."""
+    noted = folder.read_json("environment.json")
+    began = noted.get("settings") if isinstance(noted, dict) else None
+    if began not in (None, settings_digest(config)):
+        raise RunError(
+            f"{folder.path / 'config.toml'} was changed after the run began: put it back, or start a new run with it"
+        )
+
+
+def settings_digest(config: RunConfig) -> str:
+    """Of everything that the run's bytes depend on."""
+    return hashlib.sha256(f"{protocol(config)} {config.seed}".encode()).hexdigest()[:16]
 
 
 def _check_same_data(context: Context, folder: RunFolder) -> None:
@@ -113,6 +149,7 @@ def environment(context: Context) -> dict[str, object]:
     """For ``environment.json``: what the run's bytes depend on besides its settings."""
     return {
         "images_sha256": _images_digest(context),
+        "settings": settings_digest(context.config),
         "fedqssl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

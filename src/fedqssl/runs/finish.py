@@ -35,7 +35,9 @@ def finish(
     own = checkpoint.payloads
     if context.task.supervised:  # section 8: the client's own model after local training
         rate = learning_rate(config, config.rounds - 1)
-        replies, _ = engine.train_clients(own, config.rounds, rate, plainly=True)
+        replies, failed = engine.train_clients(own, config.rounds, rate, plainly=True)
+        for name, why in sorted(failed.items()):
+            progress.say(f"warning: {name} was not trained on its own images at the end: {why}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
     local = accuracies(context, own)
     clients = {name: _hand_out(context, folder, checkpoint, name, local.get(name)) for name in sorted(context.bits)}

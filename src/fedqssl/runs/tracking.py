@@ -50,9 +50,10 @@ def figures_of(line: Mapping[str, Any]) -> dict[str, float]:
         if key == "rejected":
             found["rejected"] = float(len(value))
         elif key == "client_loss":
-            found |= {f"client_loss/{name}": float(losses[-1]) for name, losses in value.items() if losses}
+            last = {name: losses[-1] for name, losses in value.items() if losses}
+            found |= {f"client_loss/{name}": float(loss) for name, loss in last.items() if loss is not None}
         elif isinstance(value, Mapping):
-            found |= {f"{key}/{name}": float(number) for name, number in value.items()}
+            found |= {f"{key}/{name}": float(number) for name, number in value.items() if number is not None}
         elif isinstance(value, (int, float)) and key != "round":
             found[key] = float(value)
     return found

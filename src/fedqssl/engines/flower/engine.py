@@ -33,6 +33,7 @@ class FlowerEngine(ServerSide):
         self.run, self._exchange = run, exchange
         self.nodes: dict[str, int] = {}
         self.known: dict[str, Capabilities] = {}
+        self.unserved: dict[str, str] = {}
 
     @property
     def exchange(self) -> Exchange:
@@ -61,8 +62,11 @@ class FlowerEngine(ServerSide):
         return replies, failed
 
     def accuracies(self, context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
-        """Hand every client its final model; what those with labels measure on their own images."""
-        found, _ = self._ask(EVALUATE, payloads, context.order(context.config.rounds, 0.0))
+        """Hand every client its final model; what those with labels measure on their own images.
+
+        ``unserved`` then says who has not got it, and why.
+        """
+        found, self.unserved = self._ask(EVALUATE, payloads, context.order(context.config.rounds, 0.0))
         given = {name: reply.accuracy for name, (reply, _) in found.items()}
         return {n: min(max(a, 0.0), 1.0) for n, a in given.items() if a is not None and math.isfinite(a)}
 

@@ -7,8 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+
+from fedqssl.engines.flower.wire import plain
 
 TTL = 7 * 24 * 3600.0
 """Seconds for which a message without a deadline may wait for its node."""
@@ -22,6 +25,13 @@ REASONS = {
     8: "it crashed",
 }
 """Of failures that Flower reports by number."""
+
+
+CARRIER = (OSError, httpx.TransportError)
+"""Errors of whatever carries the messages. Any other that comes of reading a reply is that reply's own fault."""
+
+Arrivals = queue.SimpleQueue[tuple[Sequence[str], Message | Exception]]
+"""A reply, or what went wrong, with the messages that were asked about."""
 
 
 class ExchangeError(RuntimeError):
@@ -59,23 +69,21 @@ class Exchange:
         waiting, failed = self._send(kind, contents, nodes, TTL if deadline is None else deadline + GRACE)
         replies: dict[str, RecordDict] = {}
         end = time.monotonic() + deadline if deadline else float("inf")
-        arrived: queue.SimpleQueue[Message | BaseException] = queue.SimpleQueue()
+        arrived: Arrivals = queue.SimpleQueue()
         enough = threading.Event()
         for ids in [[key] for key in waiting] if self.apart else [list(waiting)]:
             threading.Thread(target=self._listen, args=(ids, arrived, enough, len(waiting)), daemon=True).start()
         try:
             while waiting and (left := end - time.monotonic()) > 0:
-                message = _next(arrived, min(left, 1.0))
+                try:
+                    about, found = arrived.get(timeout=min(left, 1.0))
+                except queue.Empty:
+                    found = None
                 if not self.alive():
                     raise ExchangeError("what carries the messages has ended")
-                name = waiting.pop(message.metadata.reply_to_message_id, "") if message else ""
-                if not message or not name:
-                    continue  # nothing yet, or an answer to nothing that was asked
-                if message.has_error():
-                    failed[name] = reason(message)
-                else:
-                    replies[name] = message.content
-                done(len(replies) + len(failed))
+                if found is not None:
+                    _file(about, found, waiting, replies, failed)
+                    done(len(replies) + len(failed))
         finally:
             enough.set()
         failed |= dict.fromkeys(waiting.values(), f"no reply within {deadline or 0:g} s")
@@ -97,13 +105,7 @@ class Exchange:
                     failed[name] = "the message could not be sent to it"
         return waiting, failed
 
-    def _listen(
-        self,
-        ids: Sequence[str],
-        arrived: queue.SimpleQueue[Message | BaseException],
-        enough: threading.Event,
-        expected: int,
-    ) -> None:
+    def _listen(self, ids: Sequence[str], arrived: Arrivals, enough: threading.Event, expected: int) -> None:
         """Put replies to these messages, or what went wrong, into the queue; rarer looks where many threads look."""
         missing = set(ids)
         pause = max(self.poll, 0.02 * expected) if self.apart else self.poll
@@ -111,26 +113,37 @@ class Exchange:
             while missing and not enough.is_set():
                 for message in self.grid.pull_messages(sorted(missing)):
                     missing.discard(message.metadata.reply_to_message_id)
-                    arrived.put(message)
+                    arrived.put((ids, message))
                 if missing:
                     enough.wait(pause)
-        except BaseException as error:
-            arrived.put(error)
+        except Exception as error:
+            arrived.put((ids, error))
 
 
-def _next(arrived: queue.SimpleQueue[Message | BaseException], patience: float) -> Message | None:
-    """What comes within these seconds, if anything; an error of the listener's is raised."""
-    try:
-        found = arrived.get(timeout=patience)
-    except queue.Empty:
-        return None
-    if isinstance(found, BaseException):
-        raise found
-    return found
+def _file(
+    ids: Sequence[str],
+    found: Message | Exception,
+    waiting: dict[str, str],
+    replies: dict[str, RecordDict],
+    failed: dict[str, str],
+) -> None:
+    """Put a reply, or what is wrong with it, under its sender's name."""
+    if isinstance(found, Exception):
+        if isinstance(found, CARRIER) or len(ids) != 1:
+            raise found
+        failed[waiting.pop(ids[0])] = f"its reply cannot be read ({type(found).__name__})"
+        return
+    name = waiting.pop(found.metadata.reply_to_message_id, "")
+    if not name:
+        return  # an answer to nothing that was asked
+    if found.has_error():
+        failed[name] = reason(found)
+    else:
+        replies[name] = found.content
 
 
 def reason(message: Message) -> str:
     """Why Flower has an error in place of a reply."""
     error = message.error
     known = REASONS.get(error.code, f"Flower's error {error.code}")
-    return f"{known}: {error.reason}" if error.reason else known
+    return f"{known}: {plain(error.reason)}" if error.reason else known

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -21,6 +21,10 @@ from fedqssl.federated.order import Order
 STYPE = "fedqssl.container"
 MAX_TEXT = 1 << 16
 """Bytes of the text about a payload; an honest one has about a thousand."""
+MAX_FIGURE = 10**9
+"""Of a reply's counts and seconds, so that sums of them stay numbers."""
+SHOWN = ("name", "version", "architecture", "failed")
+"""Texts from a client that end up in logs and on terminals."""
 QUERY, TRAIN, EVALUATE = "query.capabilities", "train", "evaluate"
 """The three kinds of message."""
 
@@ -84,6 +88,12 @@ class Reply:
 About = TypeVar("About", Capabilities, Request, Reply)
 
 
+def plain(text: str, limit: int = 300) -> str:
+    """A text from elsewhere, fit to be shown: on one line, no longer than this, with spaces for what would steer a terminal."""
+    cut = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(letter if letter.isprintable() else " " for letter in cut)
+
+
 def pack(about: Capabilities | Request | Reply, payload: bytes | None = None) -> RecordDict:
     """The records of a message."""
     records = RecordDict({"about": ConfigRecord({"json": json.dumps(asdict(about))})})
@@ -104,6 +114,9 @@ def unpack(records: RecordDict, kind: type[About]) -> tuple[About, bytes]:
         if not isinstance(text, str) or len(text) > MAX_TEXT:
             raise WireError("the text about the payload is missing or too long")
         about = TypeAdapter(kind).validate_json(text)
+        told = {key: getattr(about, key, None) for key in SHOWN}
+        texts: dict[str, Any] = {key: plain(found) for key, found in told.items() if isinstance(found, str)}
+        about = replace(about, **texts)
         if "model" not in records:
             return about, b""
         array = records["model"]["payload"]
@@ -114,16 +127,21 @@ def unpack(records: RecordDict, kind: type[About]) -> tuple[About, bytes]:
         raise
     except ValidationError as error:
         first = error.errors()[0]
-        raise WireError(f"not a valid {kind.__name__}: {'.'.join(map(str, first['loc']))} {first['msg']}") from None
+        where = ".".join(map(str, first["loc"]))
+        raise WireError(plain(f"not a valid {kind.__name__}: {where} {first['msg']}")) from None
     except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"not a {kind.__name__}: {error!r}") from None
+        raise WireError(plain(f"not a {kind.__name__}: {error!r}")) from None
 
 
 def check_reply(reply: Reply, request: Request, order: Order, samples: int) -> None:
-    """Raise WireError unless this reply answers this request, from a client that has this many images."""
+    """Raise WireError unless this reply answers this request, from a client that has this many images.
+
+    Losses need not be finite: that of an epoch in which steps were skipped is not.
+    """
+    figures = reply.round_number, reply.samples, reply.skipped_steps, reply.seconds
+    if len(reply.losses) > order.epochs or not all(0 <= figure <= MAX_FIGURE for figure in figures):  # NaN is not
+        raise WireError("its figures are out of range")
     if (reply.run, reply.nonce, reply.round_number) != (request.run, request.nonce, order.round_number):
         raise WireError(f"a reply to another message (round {reply.round_number + 1}), perhaps replayed")
     if reply.samples != samples:
         raise WireError(f"it claims {reply.samples} images, but had {samples} when it joined")
-    if len(reply.losses) > order.epochs or reply.skipped_steps < 0:
-        raise WireError("its figures are out of range")
