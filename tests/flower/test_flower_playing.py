@@ -79,9 +79,8 @@ def rounds_done(message):
     return json.loads(message.content["about"]["json"])["order"]["round_number"]
 
 
-def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fleet, pictures, tmp_path):
-    """The buffer may not change meanwhile; without labels there is no global accuracy."""
-    wanted(fleet)
+def broken_off(fleet, pictures, tmp_path):
+    """A run whose server is killed in its second round."""
     grid = FleetGrid(fleet, roles(pictures, tmp_path))
 
     def breaks(message):
@@ -91,6 +90,12 @@ def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fleet, pictures, tmp_pat
     grid.before = breaks
     with pytest.raises(ConnectionError):
         run_of(fleet, grid, pictures).play(Lines())
+
+
+def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fleet, pictures, tmp_path):
+    """The buffer may not change meanwhile; without labels there is no global accuracy."""
+    wanted(fleet)
+    broken_off(fleet, pictures, tmp_path)
     assert control.collect(fleet)["run"]["error"] == "the server is killed here"
     grid = FleetGrid(fleet, roles(pictures, tmp_path))
     with pytest.raises(FleetError, match="the server's images have changed"):
@@ -166,15 +171,7 @@ def test_whoever_comes_after_the_last_round_is_too_late(fleet, pictures, tmp_pat
 def test_a_run_that_goes_on_waits_for_the_clients_it_had(fleet, pictures, tmp_path):
     """Though one would be enough for a round: without the others the run would go another way."""
     wanted(fleet, min_clients=1)
-    grid = FleetGrid(fleet, roles(pictures, tmp_path))
-
-    def breaks(message):
-        if rounds_done(message) == 1:
-            raise ConnectionError("the server is killed here")
-
-    grid.before = breaks
-    with pytest.raises(ConnectionError):
-        run_of(fleet, grid, pictures).play(Lines())
+    broken_off(fleet, pictures, tmp_path)
     grid, shown = FleetGrid(fleet, roles(pictures, tmp_path)), Lines()
     grid.online = {"car-1"}
     threading.Timer(2, lambda: grid.online.update(CLIENTS)).start()

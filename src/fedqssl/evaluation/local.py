@@ -72,7 +72,8 @@ def fit_lowbit_classifier(
     for epoch in range(epochs):
         order = torch.randperm(len(x), generator=generator)
         for i in range(steps):
-            opt.param_groups[0]["lr"] = 0.5 * lr * (1 + math.cos(math.pi * (epoch * steps + i) / (epochs * steps)))
+            for group in opt.param_groups:  # codes, and the bias
+                group["lr"] = 0.5 * lr * (1 + math.cos(math.pi * (epoch * steps + i) / (epochs * steps)))
             index = order[i * batch_size : (i + 1) * batch_size]
             torch.autograd.backward(F.cross_entropy(model(x[index]), y[index]))
             opt.step()
