@@ -38,6 +38,15 @@ def run(
     return start(load_config(source, settings), Path(out), overwrite=overwrite, say=say)
 
 
+def resume(folder: str | Path, *, say: Callable[[str], None] = print) -> RunResult:
+    """Go on with a run that was interrupted, to the bytes that it would have had; a finished one is only read."""
+    from pathlib import Path
+
+    from fedqssl.runs import resume as go_on
+
+    return go_on(Path(folder), say=say)
+
+
 def load(path: str | Path, *, trust: bool = False) -> DeviceModel:
     """Load a device file that ``fedqssl export`` wrote: ``fedqssl.load("phone.fqssl").predict("photos/", top=3)``.
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from tiny_run import TINY, model_bytes, rounds_of, tiny_context
 
+import fedqssl
 from fedqssl.config import load_config, protocol
 from fedqssl.data.scenes import scenes
 from fedqssl.engines.context import build_context
@@ -48,7 +49,10 @@ def test_a_run_goes_on_from_another_folder(phones, tmp_path, monkeypatch):
     changes = {"data": "folder:phones", "partition": "natural", "evaluation.knn_every": 0}
     broken_off(tmp_path / "a", monkeypatch, **changes)
     os.chdir("/")
-    result = resume(tmp_path / "a", say=lambda line: None)
+    result = fedqssl.resume(tmp_path / "a", say=lambda line: None)
+    assert (tmp_path / "a" / "partition.png").stat().st_size > 5000  # sizes, where there are no labels
+    with pytest.raises(RunError, match="is a file; name the run's folder"):
+        resume(tmp_path / "a" / "config.toml")
     assert result.global_accuracy is None and result.local_accuracy is None  # whose a picture is, is no class
     whole = start(load_config("smoke", {**TINY, **changes, "data": f"folder:{phones}/phones"}), tmp_path / "b", say=str)
     assert model_bytes(tmp_path / "a") == model_bytes(tmp_path / "b") and result.protocol == whole.protocol

@@ -14,7 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 EXTRAS = {
-    "data": {"pyarrow": "pyarrow", "pillow": "PIL"},
+    "data": {"pyarrow": "pyarrow", "pillow": "PIL", "scikit-learn": "sklearn"},
+    "plots": {"matplotlib": "matplotlib"},
+    "export": {"onnx": "onnx", "onnxruntime": "onnxruntime"},
+    "serve": {"fastapi": "fastapi", "uvicorn": "uvicorn"},
+    "flower": {"flwr": "flwr", "ray": "ray"},
     "bench": {"brevitas": "brevitas", "kornia": "kornia"},
 }
 

@@ -90,6 +90,8 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """The folder of a run that was started before."""
+        if path.is_file():
+            raise RunError(f"{path} is a file; name the run's folder, {path.parent}")
         if not (path / "config.toml").is_file():
             raise RunError(f"{path} is not a run: it has no config.toml; start one with fedqssl run --out {path}")
         return cls(path)

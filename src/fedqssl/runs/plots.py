@@ -57,7 +57,7 @@ def _partition(pyplot: Any, context: Context, folder: RunFolder) -> list[str]:
     """How many training images of each class every client holds."""
     labels = context.labels
     if labels is None:
-        return []
+        return _sizes(pyplot, context, folder)
     counts = label_counts(context.partition, labels)
     names = sorted(counts)
     classes = context.train.class_names or tuple(map(str, range(len(counts[names[0]]["train"]))))
@@ -68,6 +68,21 @@ def _partition(pyplot: Any, context: Context, folder: RunFolder) -> list[str]:
     axis.set_yticks(range(len(names)), [f"{n} ({context.bits[n]} bits)" for n in names])
     axis.set_title("Training images by client and class")
     figure.colorbar(image)
+    return _saved(pyplot, figure, folder)
+
+
+def _sizes(pyplot: Any, context: Context, folder: RunFolder) -> list[str]:
+    """Without labels: how many training images every client holds."""
+    names = sorted(context.bits)
+    figure, axis = pyplot.subplots(figsize=(6, 1.5 + 0.32 * len(names)), layout="constrained")
+    axis.barh(range(len(names)), [len(context.partition.clients[n].train) for n in names])
+    axis.set_yticks(range(len(names)), [f"{n} ({context.bits[n]} bits)" for n in names])
+    axis.invert_yaxis()
+    axis.set_title("Training images by client (they have no labels)")
+    return _saved(pyplot, figure, folder)
+
+
+def _saved(pyplot: Any, figure: Any, folder: RunFolder) -> list[str]:
     figure.savefig(folder.path / "partition.png", dpi=120)
     pyplot.close(figure)
     return ["partition.png"]
