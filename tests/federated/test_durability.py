@@ -228,7 +228,7 @@ def test_a_full_disk_ends_in_one_line_and_the_last_checkpoint_survives(finished,
 
 def test_a_new_run_on_a_full_disk_says_so_and_can_be_started_again(tmp_path, monkeypatch):
     disk, folder = FullDisk(monkeypatch), tmp_path / "full"
-    monkeypatch.setattr("fedqssl.runs.execute.build_context", lambda config: tiny_context())
+    monkeypatch.setattr("fedqssl.runs.execute.build_context", lambda config, progress: tiny_context())
     monkeypatch.setattr("fedqssl.runs.execute.run_to_end", lambda context, folder, progress: "done")
     for where in ("environment.json", "config.toml"):
         disk.where = where

@@ -122,8 +122,9 @@ def _check_same_settings(config: RunConfig, folder: RunFolder) -> None:
 
 
 def settings_digest(config: RunConfig) -> str:
-    """Of everything that the run's bytes depend on."""
-    return hashlib.sha256(f"{protocol(config)} {config.seed}".encode()).hexdigest()[:16]
+    """Of everything that the run's bytes depend on but the images, which may be moved: they have a digest of their own."""
+    anywhere = config.model_copy(update={"data": ""})
+    return hashlib.sha256(f"{protocol(anywhere)} {config.seed}".encode()).hexdigest()[:16]
 
 
 def _check_same_data(context: Context, folder: RunFolder) -> None:
