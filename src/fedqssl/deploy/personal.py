@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedqssl.device.model import extractor_of, pack_device
+from fedqssl.device.model import described, extractor_of, pack_device
 from fedqssl.evaluation import extract_features
 from fedqssl.evaluation.local import fit_lowbit_classifier
 from fedqssl.evaluation.outcome import outcome
@@ -30,13 +30,7 @@ def device_file(
     judged = outcome(found.softmax(1), test[1])
     channels, size = train[0].shape[1:3]
     values = {
-        "model": task.model,
-        "width": task.width,
-        "channels": channels,
-        "size": size,
-        "objective": task.objective,
-        "bits": bits,
-        "feature_dim": int(task.network().encoder.feature_dim),  # type: ignore[arg-type]
+        **described(task, bits, channels, size),
         "class_names": list(class_names),
         "protocol": "fleet",
         "client": name,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,6 +20,9 @@ from fedqssl.lowbit.container import ContainerError, read_header
 from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
 from fedqssl.models.registry import MODELS, build_model
 from fedqssl.ssl.objectives import get_objective
+
+if TYPE_CHECKING:
+    from fedqssl.federated.task import Task  # a device needs nothing of training
 
 SUPERVISED = "supervised"
 
@@ -108,6 +111,19 @@ def extractor_of(model: fx.GraphModule, supervised: bool) -> fx.GraphModule:
     assert isinstance(found, fx.GraphModule)
     found.meta["fedqssl"] = model.meta["fedqssl"]
     return found
+
+
+def described(task: Task, bits: int, channels: int, size: int) -> dict[str, Any]:
+    """What a manifest says of the network itself."""
+    return {
+        "model": task.model,
+        "width": task.width,
+        "channels": channels,
+        "size": size,
+        "objective": task.objective,
+        "bits": bits,
+        "feature_dim": int(task.network().encoder.feature_dim),  # type: ignore[arg-type]
+    }
 
 
 def pack_device(values: dict[str, Any], extractor: fx.GraphModule, classifier: LowBitClassifier | None) -> bytes:

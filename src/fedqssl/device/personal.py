@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedqssl.device.card import card_values
 from fedqssl.device.finished import FinishedRun
-from fedqssl.device.model import DeviceModel, from_bytes, pack_device
+from fedqssl.device.model import DeviceModel, described, from_bytes, pack_device
 from fedqssl.device.probing import Probe, ProbeSettings, probe_client
 
 
@@ -20,23 +20,13 @@ def device_bytes(
     channels, size = run.context.train.images.shape[1:3]
     shape = (channels, size, run.context.train.images.shape[3])
     values = {
-        "model": task.model,
-        "width": task.width,
-        "channels": channels,
-        "size": size,
-        "objective": task.objective,
-        "bits": probe.bits,
-        "feature_dim": _feature_dim(run),
+        **described(task, probe.bits, channels, size),
         "class_names": list(probe.class_names),
         "protocol": run.result.protocol,
         "client": name,
         "card": card_values(run, probe, extractor, shape),
     }
     return pack_device(values, extractor, probe.classifier)
-
-
-def _feature_dim(run: FinishedRun) -> int:
-    return int(run.context.task.network().encoder.feature_dim)  # type: ignore[arg-type]
 
 
 def device_model(run: FinishedRun, name: str, settings: ProbeSettings | None = None) -> DeviceModel:
