@@ -42,7 +42,7 @@ class OptionalBuild(build_ext):
 kernels = Extension(
     "fedqssl.quant.kernels._native",
     sources=["src/fedqssl/quant/kernels/native.cpp"],
-    depends=["src/fedqssl/quant/kernels/native_norm.h", "src/fedqssl/quant/kernels/native_bits.h"],
+    depends=[f"src/fedqssl/quant/kernels/native_{part}.h" for part in ("quantile", "norm", "bits")],
     extra_compile_args=["-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden"],
     extra_link_args=["-fopenmp"],
     language="c++",

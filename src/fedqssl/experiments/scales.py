@@ -76,6 +76,9 @@ _TINY = Base(
     },
 )
 
+_ONCE: Mapping[str, Settings] = {"untrained": {"rounds": 1}}
+"""Random weights do not change with rounds."""
+
 SMOKE = Scale(
     "smoke",
     "seconds a run: 4 clients, 200 embedded images, 1 round; shows that everything runs, says nothing of accuracy",
@@ -89,6 +92,7 @@ SMALL = Scale(
     {"cifar10": Base("cifar10", "cifar10-small"), "cifar100": Base("cifar100", "cifar10-small", {"data": "cifar100"})},
     _TEN,
     {"figure3": (0.1, 0.5, 5), "figure4": (0.02, 0.05, 0.1), "figure5": (1, 2, 3), **_OWN, "figure_server": (0, 1, 2)},
+    _ONCE,
 )
 PAPER = Scale(
     "paper",
@@ -96,6 +100,7 @@ PAPER = Scale(
     {"cifar10": Base("cifar10", "cifar10-paper"), "cifar100": Base("cifar100", "cifar100-paper")},
     _TEN,
     {"figure3": (0.1, 0.5, 5), "figure4": (0.02, 0.05, 0.1), "figure5": (5, 10, 20), **_OWN},
+    _ONCE,
 )
 
 SCALES: dict[str, Scale] = {scale.name: scale for scale in (SMOKE, SMALL, PAPER)}

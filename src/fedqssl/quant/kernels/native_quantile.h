@@ -1,0 +1,198 @@
+// Quantile quantization by a histogram over the upper 16 bits of floats, without sorting. Included by native.cpp.
+
+namespace {
+
+constexpr int64_t kKeys = 65536;
+
+struct Range {
+    float low, high;
+};
+
+inline void min_max(const float* x, int64_t n, Range& r) {
+    int64_t i = 0;
+    if (n >= 8) {
+        __m256 lo = _mm256_loadu_ps(x), hi = lo;
+        for (i = 8; i + 8 <= n; i += 8) {
+            const __m256 v = _mm256_loadu_ps(x + i);
+            lo = _mm256_min_ps(lo, v);
+            hi = _mm256_max_ps(hi, v);
+        }
+        float a[8], b[8];
+        _mm256_storeu_ps(a, lo);
+        _mm256_storeu_ps(b, hi);
+        for (int j = 0; j < 8; ++j) {
+            if (a[j] < r.low) r.low = a[j];
+            if (b[j] > r.high) r.high = b[j];
+        }
+    }
+    for (; i < n; ++i) {
+        if (x[i] < r.low) r.low = x[i];
+        if (x[i] > r.high) r.high = x[i];
+    }
+}
+
+// Counts the upper 16 bits of each float. Two tables in turn: equal neighbours would otherwise wait for each other.
+inline void count_keys(const float* x, int64_t n, uint32_t* h) {
+    const uint16_t* half = reinterpret_cast<const uint16_t*>(x);
+    uint32_t* h2 = h + kKeys;
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        const uint16_t a = half[2 * i + 1], b = half[2 * i + 3], c = half[2 * i + 5], d = half[2 * i + 7];
+        ++h[a];
+        ++h2[b];
+        ++h[c];
+        ++h2[d];
+    }
+    for (; i < n; ++i) ++h[half[2 * i + 1]];
+}
+
+struct Histograms {  // one pair of tables and one range per thread; merging integers is order-free
+    std::vector<uint32_t> counts;
+    std::vector<Range> ranges;
+    explicit Histograms(int threads) : counts(2 * kKeys * threads, 0), ranges(threads, Range{INFINITY_, -INFINITY_}) {}
+    static constexpr float INFINITY_ = __builtin_inff();
+    uint32_t* of(int t) { return counts.data() + 2 * kKeys * t; }
+    void merge(uint32_t* hist, float* range) {
+        const int64_t tables = static_cast<int64_t>(counts.size()) / kKeys;
+        std::memcpy(hist, counts.data(), kKeys * sizeof(uint32_t));
+        for (int64_t t = 1; t < tables; ++t)
+            for (int64_t k = 0; k < kKeys; ++k) hist[k] += counts[t * kKeys + k];
+        Range r = ranges[0];
+        for (const Range& o : ranges) {
+            if (o.low < r.low) r.low = o.low;
+            if (o.high > r.high) r.high = o.high;
+        }
+        range[0] = r.low;
+        range[1] = r.high;
+    }
+};
+
+}  // namespace
+
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static inline int omp_get_thread_num() { return 0; }
+#endif
+
+// hist[key] = how many floats have this key (their upper 16 bits); range = {smallest, largest}.
+FQ_API void fq_key_histogram(const float* x, int64_t n, uint32_t* hist, float* range, int threads) {
+    Histograms h(threads);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
+        const int64_t count = c0 + kChunk < n ? kChunk : n - c0;
+        const int t = omp_get_thread_num();
+        count_keys(x + c0, count, h.of(t));
+        min_max(x + c0, count, h.ranges[t]);
+    }
+    h.merge(hist, range);
+}
+
+namespace {
+
+inline int64_t raw_key(int64_t order) { return order >= 0x8000 ? order - 0x8000 : 0xFFFF - order; }
+
+inline float float_of(uint32_t bits) {
+    float v;
+    std::memcpy(&v, &bits, 4);
+    return v;
+}
+
+inline float clamped(float v, float low, float high) {
+    v = v < low ? low : v;
+    return v > high ? high : v;
+}
+
+// What stands for part q of the 2^split equal parts of a key's interval: its middle; 0 for zeros and denormals.
+inline float part_value(int64_t raw, int64_t q, int split) {
+    if (!(raw & 0x7F80)) return 0.0f;
+    return float_of(static_cast<uint32_t>(raw << 16 | q << (16 - split) | int64_t(1) << (15 - split)));
+}
+
+// The centre of rank `rank` within a key: as if the key's `count` entries lay evenly in its interval.
+inline float interpolated(int64_t raw, int64_t rank, int64_t before, int64_t count) {
+    if (!(raw & 0x7F80)) return 0.0f;
+    const double lo = float_of(static_cast<uint32_t>(raw << 16)), hi = float_of(static_cast<uint32_t>(raw << 16 | 0xFFFF));
+    double part = (static_cast<double>(rank - before) - 0.5) / static_cast<double>(count);
+    if (raw & 0x8000) part = 1.0 - part;  // a larger mantissa is a smaller number
+    return static_cast<float>(lo + part * (hi - lo));
+}
+
+}  // namespace
+
+// The quantile quantizer over keys. centres[i] = Quantile(i / (2^bits - 1)) as the inverted CDF, to within a key, first and
+// last exact. Floats that share their upper 16 + extra bits share an entry of values and codes: the centre nearest to the
+// middle of their interval, and its code; entries that do not occur are left alone. Returns 1 if something is not finite.
+FQ_API int fq_quantile_table(const uint32_t* hist, int64_t n, int bits, int extra, float low, float high, float* centres,
+                             float* values, uint16_t* codes) {
+    const int64_t last = (int64_t(1) << bits) - 1, parts = int64_t(1) << extra;
+    low += 0.0f;  // -0 becomes +0
+    high += 0.0f;
+    for (int64_t k = 0x7F80; k < 0x8000; ++k)
+        if (hist[k] || hist[k | 0x8000]) return 1;
+    int64_t i = 0, seen = 0;
+    for (int64_t order = 0; order < kKeys && i <= last; ++order) {
+        const int64_t raw = raw_key(order), count = hist[raw];
+        if (!count) continue;
+        for (; i <= last; ++i) {
+            const int64_t rank = i == 0 ? 1 : (i * n + last - 1) / last;
+            if (rank > seen + count) break;
+            centres[i] = clamped(interpolated(raw, rank, seen, count), low, high);
+        }
+        seen += count;
+    }
+    centres[0] = low;
+    centres[last] = high;
+    int64_t at = 0;
+    for (int64_t order = 0; order < kKeys; ++order) {
+        const int64_t raw = raw_key(order);
+        if (!hist[raw]) continue;
+        for (int64_t p = 0; p < parts; ++p) {
+            const int64_t q = raw & 0x8000 ? parts - 1 - p : p;  // ascending values
+            const float v = clamped(part_value(raw, q, extra), low, high);
+            while (at < last && centres[at] < v) ++at;
+            const int64_t down = at ? at - 1 : at;
+            codes[raw << extra | q] = static_cast<uint16_t>(v - centres[down] <= centres[at] - v ? down : at);
+        }
+    }
+    const float ends[2] = {low, high};
+    for (int e = 0; e < 2; ++e) {  // the entries of the end points stand for them exactly; zero has two signs
+        uint32_t word;
+        std::memcpy(&word, &ends[e], 4);
+        codes[word >> (16 - extra)] = static_cast<uint16_t>(e ? last : 0);
+        if (ends[e] == 0) codes[0x80000000u >> (16 - extra)] = static_cast<uint16_t>(e ? last : 0);
+    }
+    for (int64_t k = 0; k < kKeys; ++k)
+        if (hist[k])
+            for (int64_t q = k << extra; q < (k + 1) << extra; ++q) values[q] = centres[codes[q]];
+    return 0;
+}
+
+// out[i] = values[upper 16 + extra bits of x[i]]; out may be x.
+FQ_API void fq_table_apply(const float* x, int64_t n, int extra, const float* values, float* out, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
+        const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
+        const __m128i shift = _mm_cvtsi32_si128(16 - extra);
+        int64_t i = c0;
+        for (; i + 8 <= c1; i += 8) {
+            const __m256i key = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), shift);
+            _mm256_storeu_ps(out + i, _mm256_i32gather_ps(values, key, 4));
+        }
+        for (; i < c1; ++i) {
+            uint32_t b;
+            std::memcpy(&b, x + i, 4);
+            out[i] = values[b >> (16 - extra)];
+        }
+    }
+}
+
+// out[i] = codes[upper 16 + extra bits of x[i]].
+FQ_API void fq_code_apply(const float* x, int64_t n, int extra, const uint16_t* codes, uint16_t* out, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < n; ++i) {
+        uint32_t b;
+        std::memcpy(&b, x + i, 4);
+        out[i] = codes[b >> (16 - extra)];
+    }
+}
