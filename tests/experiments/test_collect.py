@@ -7,9 +7,10 @@ import pytest
 from fake_runs import fake_run
 
 from fedqssl.experiments import paper
-from fedqssl.experiments.catalogue import EXPERIMENTS, TABLES, Row
+from fedqssl.experiments.catalogue import EXPERIMENTS, FIGURES, TABLES, AblationFigure, Row
 from fedqssl.experiments.cells import CellError, Plan, State, claimed, state_of
 from fedqssl.experiments.collect import Spread, paired
+from fedqssl.experiments.figures import plot
 from fedqssl.experiments.grid import Grid, bits_text, tex, to_csv
 from fedqssl.experiments.scales import SCALES, SMALL
 from fedqssl.experiments.tables import fill
@@ -100,6 +101,20 @@ def test_a_table_from_made_up_runs(tmp_path):
     assert rows["fed_qssl"]["local_by_bits"] == {"2": 70.0, "3": 70.0, "4": 70.0}
     assert filled.to_json()["missing"] == [{"algorithm": "untrained", "precision": "low"}]
     assert "control: untrained" in filled.grid().notes[-1]
+
+
+def test_points_of_a_figure_are_compared_at_the_seeds_they_share(tmp_path):
+    """The base point has three seeds, one of them an outlier; a point with seed 0 only must not be compared with their mean."""
+    figure = FIGURES["figure4"]
+    base, *others = SMOKE.scale.points["figure4"]
+    assert isinstance(figure, AblationFigure)
+    for seed, accuracy in ((0, 0.3), (1, 0.9), (2, 0.6)):
+        for _, value, cell in SMOKE.points(figure, seed):
+            if value == base or seed == 0:
+                fake_run(cell.folder(tmp_path), cell.config, accuracy)
+                (cell.folder(tmp_path) / "metrics.jsonl").write_text("")
+    found = plot(figure, SMOKE, tmp_path).points
+    assert [(p["buffer_ratio"], p["global"], p["seeds"]) for p in found] == [(v, 30.0, 1) for v in (base, *others)]
 
 
 def test_a_cell_with_other_settings_is_refused_by_name(tmp_path):

@@ -86,6 +86,19 @@ class Measured:
         return {bits: statistics.fmean(values) for bits, values in sorted(found.items())}
 
 
+def at_common_seeds(found: Sequence[Measured]) -> list[Measured]:
+    """The same, each at the seeds that all (that have any) share: points of a figure are compared with one another.
+
+    A base point with three seeds beside others with one would otherwise move by what the seeds differ in. Without a common
+    seed everything stays as it is.
+    """
+    known = [set(mine.runs) for mine in found if mine.runs]
+    common = set.intersection(*known) if known else set()
+    if not common:
+        return list(found)
+    return [Measured({seed: run for seed, run in mine.runs.items() if seed in common}) for mine in found]
+
+
 def measure(cells: Sequence[Cell], out: Path) -> Measured:
     """The finished ones of these cells, which differ in their seed."""
     done = [cell for cell in cells if state_of(cell, out) is State.DONE]
@@ -103,4 +116,4 @@ def measure_row(plan: Plan, dataset: str, row: Row, out: Path) -> Measured:
     return measure([plan.cell(dataset, row, seed) for seed in seeds_in(out)], out)
 
 
-__all__ = ["Difference", "Measured", "Spread", "measure", "measure_row", "paired", "seeds_in"]
+__all__ = ["Difference", "Measured", "Spread", "at_common_seeds", "measure", "measure_row", "paired", "seeds_in"]

@@ -14,8 +14,8 @@ from fedqssl.cost.units import bytes_text, operations_text
 from fedqssl.data.partition import Partition
 from fedqssl.experiments import drawing, paper
 from fedqssl.experiments.catalogue import NAMES, AblationFigure, CostFigure, Row
-from fedqssl.experiments.cells import Cell, Plan, State, read_json, state_of
-from fedqssl.experiments.collect import measure, measure_row, seeds_in
+from fedqssl.experiments.cells import Cell, Plan, read_json
+from fedqssl.experiments.collect import Measured, at_common_seeds, measure, measure_row, seeds_in
 from fedqssl.experiments.describe import protocol_line, scale_line, settings
 from fedqssl.experiments.grid import Grid, accuracy, bits_text, to_csv
 from fedqssl.experiments.tables import write_texts
@@ -96,7 +96,8 @@ def plot(figure: Figure, plan: Plan, out: Path) -> Plotted:
     """The points whose runs are finished."""
     if isinstance(figure, AblationFigure):
         return Plotted(figure, plan, _ablation(figure, plan, out))
-    points = [_cost_point(figure, plan, row, out) for row in figure.rows]
+    rows = at_common_seeds([measure_row(plan, figure.dataset, row, out) for row in figure.rows])
+    points = [_cost_point(figure, plan, row, mine, out) for row, mine in zip(figure.rows, rows, strict=True)]
     return Plotted(figure, plan, [point for point in points if point is not None])
 
 
@@ -105,7 +106,7 @@ def _ablation(figure: AblationFigure, plan: Plan, out: Path) -> list[dict[str, A
     for seed in seeds_in(out):
         for row, value, cell in plan.points(figure, seed):
             of.setdefault((row, value), []).append(cell)
-    found = {key: measure(cells, out) for key, cells in of.items()}
+    found = dict(zip(of, at_common_seeds([measure(cells, out) for cells in of.values()]), strict=True))
     return [
         {
             "algorithm": row.algorithm,
@@ -128,18 +129,16 @@ def weights_in(cells: Sequence[Cell], out: Path) -> list[float] | None:
     return [round(min(found), 6), round(max(found), 6)] if found else None
 
 
-def _cost_point(figure: CostFigure, plan: Plan, row: Row, out: Path) -> dict[str, Any] | None:
-    """Cost by the ledger for the split of the first finished seed, and accuracy over all seeds."""
-    cells = [plan.cell(figure.dataset, row, seed) for seed in seeds_in(out)]
-    done = [cell for cell in cells if state_of(cell, out) is State.DONE]
-    if not done:
+def _cost_point(figure: CostFigure, plan: Plan, row: Row, mine: Measured, out: Path) -> dict[str, Any] | None:
+    """Cost by the ledger for the split of the first finished seed, and accuracy over the seeds."""
+    if not mine.runs:
         return None
-    costs = ledger_of(done[0], out)
+    first = plan.cell(figure.dataset, row, min(mine.runs))
+    costs = ledger_of(first, out)
     amounts, full = (_amounts(figure.quantity, costs, at_full) for at_full in (False, True))
-    mine = measure_row(plan, figure.dataset, row, out)
     return {
         "precision": row.precision,
-        "bits": list(done[0].config.bits),
+        "bits": list(first.config.bits),
         **amounts,
         "full_precision": full["total"],
         **drawing.accuracies(mine),

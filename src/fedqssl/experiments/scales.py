@@ -91,7 +91,7 @@ SMALL = Scale(
     "minutes a run: 10 clients, the paper's bits and split, the preset cifar10-small",
     {"cifar10": Base("cifar10", "cifar10-small"), "cifar100": Base("cifar100", "cifar10-small", {"data": "cifar100"})},
     _TEN,
-    {"figure3": (0.1, 0.5, 5), "figure4": (0.02, 0.05, 0.1), "figure5": (1, 2, 3), **_OWN, "figure_server": (0, 1, 2)},
+    {"figure3": (0.1, 0.5, 5), "figure4": (0.02, 0.05, 0.1), "figure5": (1, 2, 3), **_OWN, "figure_server": (0, 1, 4)},
     _ONCE,
 )
 PAPER = Scale(
