@@ -78,3 +78,17 @@ def test_all_at_scale_smoke_and_the_same_after_a_kill(tmp_path):
     before = {path: os.stat(path).st_mtime_ns for path in (tmp_path / "killed" / "cells").glob("*/result.json")}
     assert runner.invoke(app, again).exit_code == 0
     assert before == {path: os.stat(path).st_mtime_ns for path in before}
+
+    (tmp_path / "killed" / "table_low.md").unlink()
+    result = runner.invoke(app, ["reproduce", "all", *again[2:], "--collect"])
+    assert result.exit_code == 0, result.output
+    name = "table_low.md"
+    assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
+    assert before == {path: os.stat(path).st_mtime_ns for path in before}
+    assert {path.name for path in (tmp_path / "killed" / "cells").glob("*/")} == {path.parent.name for path in before}
+
+
+def test_collecting_where_nothing_is_done_says_so(tmp_path):
+    result = runner.invoke(app, ["reproduce", "table1", "--scale", "smoke", "--collect", "--out", str(tmp_path / "no")])
+    assert result.exit_code != 0 and "no cell of what is asked for is finished" in str(result.exception)
+    assert not (tmp_path / "no").exists()

@@ -68,6 +68,12 @@ Only = Annotated[
     str | None, typer.Option(metavar="ALGORITHM,...", help="Run these rows only; tables show all that is done.")
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder; by default runs/reproduce-<scale>.")]
+Collect = Annotated[
+    bool,
+    typer.Option(
+        "--collect", help="Run nothing: write tables and figures from what is done so far, also while it is run."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells and how far each is, and stop.")]
 
 
@@ -79,6 +85,7 @@ def reproduce(
     jobs: Jobs = None,
     only: Only = None,
     out: Out = None,
+    collect: Collect = False,
     dry_run: DryRun = False,
 ) -> None:
     """Run and write the paper's tables and figures; what is done is skipped, what was stopped goes on.
@@ -97,7 +104,11 @@ def reproduce(
             _list(wanted, folder)
             return
         with TerminalProgress(console) as progress:
-            done = experiments.reproduce(wanted, folder, jobs, progress)
+            done = (
+                experiments.collect(wanted, folder, progress)
+                if collect
+                else experiments.reproduce(wanted, folder, jobs, progress)
+            )
     except KeyboardInterrupt:
         typer.echo(
             f"stopped; what is done is kept; go on with: {_command(names, scale, data, seeds, jobs, only, folder)}"

@@ -108,13 +108,35 @@ def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) 
     """
     writer = _Writer(wanted, out, progress)
     with claimed(out):
-        for experiment in wanted.experiments:
-            for cell in wanted.plan.cells(experiment, sorted({*wanted.seeds, *seeds_in(out)})):
-                state_of(cell, out)  # cells of earlier commands are part of the tables, so they must fit too
+        cells = _check_all(wanted, out)
         error = run_cells(writer.cells(), out, jobs, progress, writer.ended)
         writer.write_rest()
-        _write_cells(writer.cells(), out)
-    return Reproduced(tuple(writer.grids[e.name] for e in wanted.experiments if e.name in writer.grids), error)
+        _write_cells(cells, out)
+    return Reproduced(writer.written(), error)
+
+
+def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
+    """Write every table and figure from the cells that are finished, and run nothing; another command may be running them.
+
+    Raises:
+        CellError: if one of the cells has other settings, or none is finished.
+    """
+    cells = _check_all(wanted, out)
+    writer = _Writer(wanted, out, progress)
+    writer.write_rest()
+    if not writer.grids:
+        raise CellError(f"no cell of what is asked for is finished in {out}; run them, without --collect")
+    _write_cells(cells, out)
+    return Reproduced(writer.written(), None)
+
+
+def _check_all(wanted: Request, out: Path) -> list[Cell]:
+    """All cells at all seeds that the folder knows: those of earlier commands are part of the tables, so they must fit too."""
+    seeds = sorted({*wanted.seeds, *seeds_in(out)})
+    cells = [cell for experiment in wanted.experiments for cell in wanted.plan.cells(experiment, seeds)]
+    for cell in cells:
+        state_of(cell, out)
+    return cells
 
 
 class _Writer:
@@ -138,8 +160,12 @@ class _Writer:
                 if not left:
                     self._write(experiment)
 
+    def written(self) -> tuple[Grid, ...]:
+        """What was written, in the order asked for."""
+        return tuple(self.grids[e.name] for e in self.wanted.experiments if e.name in self.grids)
+
     def write_rest(self) -> None:
-        """Experiments some of whose cells failed, or that ``only`` left nothing to run of."""
+        """Experiments that are not complete: cells failed, or nothing was to be run of them."""
         for experiment in self.wanted.experiments:
             if experiment.name in self.waiting:
                 self._write(experiment)
@@ -192,4 +218,4 @@ def _write_cells(cells: Sequence[Cell], out: Path) -> None:
         write_texts("cells", {"csv": to_csv(records)}, out)
 
 
-__all__ = ["Reproduced", "Request", "reproduce", "request"]
+__all__ = ["Reproduced", "Request", "collect", "reproduce", "request"]
