@@ -134,7 +134,9 @@ def test_optimizer_state_is_state_bytes(rule):
 
 
 def test_the_proximal_copy_is_in_the_clients_bits():
-    assert optimizer_bytes(WeightTensor("w", 1000, 4, 6), "proximal") == 500 + 4
+    weight = WeightTensor("w", 1000, 4, 6)
+    assert optimizer_bytes(weight, "stored+proximal") == optimizer_bytes(weight, "stored+update") == 500 + 4
+    assert optimizer_bytes(weight, "latent+proximal") == 4000 + 500 + 4
 
 
 def test_halving_the_bits_halves_the_packed_part():

@@ -118,16 +118,22 @@ def test_work_of_algorithms(algorithm, trains, traffic, server):
     assert {key: getattr(work, key) for key in server} == server
 
 
+def test_a_fraction_is_rounded_up_but_not_by_its_last_digit():
+    assert load_config("smoke", ["clients=100", "bits=4", "fraction=0.07"]).participants(100) == 7
+    assert load_config("smoke", ["fraction=0.3"]).participants(4) == 2
+
+
 def test_the_server_alone_does_no_more_than_it_is_told():
     work = round_work(load_config("smoke", ["algorithm=server_only", "server.dequantize_epochs=0"]), 4)
     assert work.buffer_epochs == 0
 
 
-def test_fed_prox_keeps_a_copy():
-    prox = config("algorithm=fed_prox")
-    assert client_rule(prox) == "proximal" and client_rule(config()) == "stored"
-    found = ledger(prox, SIZES, objective="supervised")
-    memory = found.clients["client-00"].memory
+@pytest.mark.parametrize(("algorithm", "rule"), [("fed_prox", "stored+proximal"), ("fed_paq", "stored+update")])
+def test_who_needs_what_was_received_keeps_a_copy(algorithm, rule):
+    found = config(f"algorithm={algorithm}")
+    assert client_rule(found) == rule and client_rule(config()) == "stored"
+    assert client_rule(config(f"algorithm={algorithm}", "lowbit.rule=latent")).startswith("latent+")
+    memory = ledger(found, SIZES, objective="supervised").clients["client-00"].memory
     assert 0 < memory.optimizer <= memory.weights
 
 

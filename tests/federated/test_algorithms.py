@@ -15,6 +15,7 @@ from torch import nn
 from fedqssl.engines.in_process import InProcess
 from fedqssl.federated.algorithms import ALGORITHMS
 from fedqssl.federated.client import local_update
+from fedqssl.federated.order import carry_out
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.state import read_payload, read_state
 from fedqssl.federated.task import batches
@@ -235,6 +236,24 @@ def test_local_only_clients_never_see_each_other():
     for number in range(2):
         chain = {n: local_update(p, context.local_job(n, number, lines[number]["lr"]))[0] for n, p in chain.items()}
     assert after.payloads == chain and after.aggregated is None
+
+
+def test_local_models_are_trained_as_the_algorithm_trains():
+    """Section 8 evaluates a supervised client's own model after local training: FedProx keeps its term, FedPAQ gives a model."""
+    mu = {"fedprox.mu": 5.0, "lr": 0.05}
+    sent = {}
+    for name in ("fed_avg", "fed_prox", "fed_paq"):
+        context = tiny_context(algorithm=name, bits=MIXED, **mu)
+        start = first_checkpoint(context).payloads["client-02"]
+        order = context.order(0, 0.05, plainly=True)
+        sent[name], _ = carry_out(order, start, context.member("client-02"))
+    assert sent["fed_paq"] == sent["fed_avg"] != sent["fed_prox"]
+    assert (
+        sent["fed_prox"]
+        == ALGORITHMS["fed_prox"].client(
+            start, tiny_context(algorithm="fed_prox", bits=MIXED, **mu).local_job("client-02", 0, 0.05)
+        )[0]
+    )
 
 
 def test_fed_paq_adds_the_mean_of_the_decoded_updates():

@@ -11,7 +11,7 @@ from tiny_run import rounds_of, silent, tiny, tiny_context
 
 from fedqssl.cli.main import main
 from fedqssl.federated.algorithms import ALGORITHMS
-from fedqssl.federated.state import read_state
+from fedqssl.federated.state import read_state, weight_names
 from fedqssl.federated.task import Task
 from fedqssl.federated.updates import check_update, decode_update, encode_update
 from fedqssl.lowbit import ContainerError, LowBitOptions, to_bytes
@@ -30,6 +30,13 @@ def draws(seed: int = 0) -> torch.Generator:
 def update_of(bits: int, task: Task = TASK) -> dict[str, torch.Tensor]:
     noise = draws(7)
     return {n: 0.01 * torch.randn(x.shape, generator=noise) for n, x in read_state(task.converted(bits)).items()}
+
+
+def encoded(bits: int, task: Task = TASK, change=lambda update: None, seed: int = 0) -> bytes:
+    """An update as a client of these bits sends it."""
+    update = update_of(bits, task)
+    change(update)
+    return encode_update(update, bits, draws(seed), weight_names(task.converted(bits)))
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 12, 16])
@@ -60,24 +67,25 @@ def test_full_precision_is_lossless_and_zero_stays_zero():
 
 
 @pytest.mark.parametrize("bits", [1, 4, 7, 12])
-def test_every_tensor_takes_exactly_its_packed_size(bits):
-    update = update_of(bits)
-    blob = check_bytes(encode_update(update, bits, draws()))
-    tensors = safetensors.torch.load(blob)
+def test_every_weight_takes_exactly_its_packed_size_and_the_rest_are_floats(bits):
+    update, weights = update_of(bits), weight_names(TASK.converted(bits))
+    tensors = safetensors.torch.load(check_bytes(encoded(bits)))
     for name, x in update.items():
-        assert tensors[f"{name}.codes"].numel() == packed_size(x.numel(), bits)
-        assert tensors[f"{name}.scale"].shape == (1,)
-    assert len(tensors) == 2 * len(update)
+        if name in weights:
+            assert tensors[f"{name}.codes"].numel() == packed_size(x.numel(), bits)
+            assert tensors[f"{name}.scale"].shape == (1,)
+        else:
+            assert torch.equal(tensors[name], x)
+    assert len(tensors) == len(update) + len(weights) and 0 < len(weights) < len(update)
 
 
 def test_same_generator_same_bytes():
-    assert encode_update(update_of(4), 4, draws(1)) == encode_update(update_of(4), 4, draws(1))
-    assert encode_update(update_of(4), 4, draws(1)) != encode_update(update_of(4), 4, draws(2))
+    assert encoded(4, seed=1) == encoded(4, seed=1) != encoded(4, seed=2)
 
 
 def described(change, bits: int = 4) -> bytes:
     """A 4-bit update whose description and tensors were changed, with a right checksum."""
-    blob = check_bytes(encode_update(update_of(bits), bits, draws()))
+    blob = check_bytes(encoded(bits))
     (size,) = struct.unpack_from("<Q", blob)
     about = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"]["fedqssl"])
     tensors = safetensors.torch.load(blob)
@@ -101,13 +109,15 @@ def no_more_finite(about, tensors):
 
 
 BAD = {
-    "flipped bit": (lambda: flipped(encode_update(update_of(4), 4, draws())), "checksum"),
-    "truncated": (lambda: encode_update(update_of(4), 4, draws())[:-1], "truncated"),
+    "flipped bit": (lambda: flipped(encoded(4)), "checksum"),
+    "truncated": (lambda: encoded(4)[:-1], "truncated"),
     "empty": (lambda: b"", "mark"),
-    "wrong bits": (lambda: encode_update(update_of(8), 8, draws()), "8 bits, from a client of 4"),
+    "wrong bits": (lambda: encoded(8), "8 bits, from a client of 4"),
     "a model": (lambda: to_bytes(TASK.converted(4)), "a model, not an update"),
-    "another architecture": (lambda: encode_update(update_of(4, WIDER), 4, draws()), "architecture"),
-    "missing tensor": (lambda: encode_update(dict(list(update_of(4).items())[1:]), 4, draws()), "architecture"),
+    "another architecture": (lambda: encoded(4, WIDER), "architecture"),
+    "missing tensor": (lambda: encoded(4, change=lambda update: update.pop(min(update))), "architecture"),
+    "batch norm in bits": (lambda: encode_update(update_of(4), 4, draws()), "exactly its weights in bits"),
+    "weights as floats": (lambda: encode_update(update_of(4), 4, draws(), ()), "exactly its weights in bits"),
     "NaN scale": (lambda: described(with_scale(float("nan"))), "not finite"),
     "infinite scale": (lambda: described(with_scale(float("inf"))), "not finite"),
     "infinite bits": (lambda: described(lambda about, t: about.update(bits=float("inf"))), "cannot be read"),
@@ -124,7 +134,7 @@ BAD = {
 
 def test_an_honest_update_passes():
     for bits in (1, 4, 16, 32):
-        check_update(encode_update(update_of(bits), bits, draws()), bits, TASK)
+        check_update(encoded(bits), bits, TASK)
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -168,7 +178,9 @@ def with_value(value: float):
         if sent[60:].find(b"fedqssl-update") >= 0:
             update = decode_update(sent)
             update[min(update)].view(-1)[0] = value
-            return encode_update(update, job.settings.bits, draws())
+            return encode_update(
+                update, job.settings.bits, draws(), weight_names(job.task.converted(job.settings.bits))
+            )
         model = job.task.converted(job.settings.bits)
         with torch.no_grad():
             next(p for n, p in model.named_parameters() if p.numel() > 1 and "anchor" not in n).view(-1)[0] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -241,6 +242,11 @@ class RunConfig(_Section):
         if len(self.bits) != self.clients:
             object.__setattr__(self, "bits", self.bits * self.clients)  # validation ends here: frozen from now on
         return self
+
+    def participants(self, clients: int) -> int:
+        """Clients of a round: ``ceil(fraction * clients)``, at least ``min_clients``."""
+        share = math.ceil(round(self.fraction * clients, 9))  # 0.07 of 100 is 7, not 7.000000000000001
+        return max(share, min(self.min_clients, clients))
 
     def bits_for(self, names: Sequence[str]) -> dict[str, int]:
         """Bitwidth of each client by name, in the order of ``bits``.

@@ -247,9 +247,8 @@ def _server(clients: Mapping[str, ClientCost], sizes: Sizes, of: Mapping[int, Bi
 
 
 def client_rule(config: RunConfig) -> str:
-    """What a client keeps besides its weights: ``lowbit.rule``, or FedProx's copy of what it received."""
-    stored = config.lowbit.rule == "stored"
-    return "proximal" if config.algorithm == "fed_prox" and stored else config.lowbit.rule
+    """What a client keeps besides its weights: ``lowbit.rule``, and what it received if FedProx or FedPAQ need it."""
+    return config.lowbit.rule + {"fed_prox": "+proximal", "fed_paq": "+update"}.get(config.algorithm, "")
 
 
 def ledger(

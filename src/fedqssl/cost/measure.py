@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedqssl.cost.amounts import Memory
+from fedqssl.cost.step import kept
 from fedqssl.cost.training import Training
-from fedqssl.lowbit import LowBitSGD, LowBitWeight
+from fedqssl.lowbit import LowBitSGD, LowBitWeight, to_bytes
 
 Say = Callable[[str], None]
 
@@ -89,9 +90,9 @@ class _Stepper:
 
     def __init__(self, model: fx.GraphModule, training: Training, rule: str) -> None:
         self.model, self.training = model.train(), training
-        proximal, rule = (0.01, "stored") if rule == "proximal" else (0.0, rule)
-        extra = {"proximal": proximal} if proximal else {}
-        self.opt = LowBitSGD(model, 1e-3, rule=rule, **extra)  # type: ignore[arg-type]
+        kind, copies = kept(rule)
+        self.opt = LowBitSGD(model, 1e-3, rule=kind, proximal=0.01 if copies == "proximal" else 0.0)  # type: ignore[arg-type]
+        self.received = to_bytes(model) if copies == "update" else b""
         self.draws = torch.Generator().manual_seed(0)
         self.saved = self.gradients = 0
         self.threads = torch.get_num_threads()
@@ -145,7 +146,7 @@ def measure_step(
         times.append(stepper.passes(images))
         update = min(update, stepper.update())
     large_seconds = statistics.median(times)
-    memory = Memory(_held(model), stepper.saved, stepper.gradients, stepper.opt.state_bytes())
+    memory = Memory(_held(model), stepper.saved, stepper.gradients, stepper.opt.state_bytes() + len(stepper.received))
     slope = (large_seconds - small_seconds) / (images - small) if images > small else 0.0
     if slope <= 0:  # a hiccup in the small step, or one size only
         slope = large_seconds / images

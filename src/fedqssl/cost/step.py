@@ -51,15 +51,21 @@ def gradient_bytes(weight: WeightTensor) -> int:
 def optimizer_bytes(weight: WeightTensor, rule: str) -> int:
     """``stored``: nothing; ``latent``: 4n; ``residual``: n codes of 8 bits, 256 centres and a span.
 
-    Rule ``proximal`` (FedProx) is ``stored`` with a copy of the received weights, in the client's bits.
+    ``<rule>+proximal`` (FedProx) and ``<rule>+update`` (FedPAQ) add a copy of the received weights, in the client's bits.
     """
-    if rule == "proximal":
-        return weight_bytes(weight)
-    if weight.bits == FLOAT or rule == "stored":
-        return 0
-    if rule == "latent":
-        return 4 * weight.count
-    return packed_size(weight.count, RESIDUAL_BITS) + 4 * (1 << RESIDUAL_BITS) + 4
+    kind, copies = kept(rule)
+    copy = weight_bytes(weight) if copies else 0
+    if weight.bits == FLOAT or kind == "stored":
+        return copy
+    if kind == "latent":
+        return 4 * weight.count + copy
+    return packed_size(weight.count, RESIDUAL_BITS) + 4 * (1 << RESIDUAL_BITS) + 4 + copy
+
+
+def kept(rule: str) -> tuple[str, str]:
+    """The optimiser's rule, and why a client keeps what it received: ``proximal``, ``update``, or nothing."""
+    kind, _, copies = rule.partition("+")
+    return kind, copies
 
 
 def step_memory(trace: Trace, views: int, rule: str = "stored", objective: ObjectiveCost = NO_OBJECTIVE) -> Memory:
@@ -69,7 +75,7 @@ def step_memory(trace: Trace, views: int, rule: str = "stored", objective: Objec
     read them), the clip mask of every activation (1 bit), batch norm's normalized input (``bn_saved_bits``). In floats: inputs
     of products, of batch norm and of activations, and the companded weights.
     """
-    copies = 4 * trace.floats if rule == "proximal" else 0
+    copies = 4 * trace.floats if kept(rule)[1] else 0
     return Memory(
         weights=sum(map(weight_bytes, trace.weights)) + 4 * trace.floats + trace.buffer_bytes,
         activations=sum(s.nbytes(views) for s in trace.saved) + objective.saved_bytes,
@@ -82,6 +88,7 @@ def step_memory(trace: Trace, views: int, rule: str = "stored", objective: Objec
 __all__ = [
     "gradient_bits",
     "gradient_bytes",
+    "kept",
     "optimizer_bytes",
     "product_operations",
     "step_memory",

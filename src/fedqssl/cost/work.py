@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,11 +34,6 @@ class RoundWork:
     buffer_epochs: int = 0
     union_epochs: int = 0
     averages: bool = True
-
-
-def participants(config: RunConfig, clients: int) -> int:
-    """Clients of a round: ``ceil(fraction * clients)``, at least ``min_clients``."""
-    return max(math.ceil(config.fraction * clients), min(config.min_clients, clients))
 
 
 def _fed_qssl(config: RunConfig, count: int) -> RoundWork:
@@ -94,7 +88,7 @@ WORK: dict[str, Callable[[RunConfig, int], RoundWork]] = {
 
 def round_work(config: RunConfig, clients: int) -> RoundWork:
     """The work of one round of ``config.algorithm``; an algorithm not in ``WORK`` averages what trained clients send."""
-    return WORK.get(config.algorithm, _plain)(config, participants(config, clients))
+    return WORK.get(config.algorithm, _plain)(config, config.participants(clients))
 
 
-__all__ = ["WORK", "RoundWork", "participants", "round_work"]
+__all__ = ["WORK", "RoundWork", "round_work"]

@@ -17,7 +17,7 @@ class Engine(Workers, Protocol):
     ) -> tuple[dict[str, tuple[bytes, ClientMetrics]], dict[str, str]]:
         """Replies of the clients that got a payload, and reasons of those that failed.
 
-        ``plainly``: local training whatever the algorithm sends.
+        ``plainly``: replies are models, also where the algorithm sends something else.
         """
 
     def server_round(self, round_number: int, lr: float, aggregated: bytes | None) -> None:

@@ -31,7 +31,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Order:
-    """One round's work for a client; ``plainly``: local training, whatever the algorithm sends."""
+    """One round's work for a client; ``plainly``: what comes back is a model, also where the algorithm sends something else."""
 
     round_number: int
     lr: float
@@ -82,5 +82,6 @@ _ADAPTER = TypeAdapter(Order)
 
 def carry_out(order: Order, payload: bytes, member: Member) -> tuple[bytes, ClientMetrics]:
     """The client's part of the round."""
-    client = local_update if order.plainly else ALGORITHMS[order.algorithm].client
-    return client(payload, order.job(member))
+    algorithm = ALGORITHMS[order.algorithm]
+    plainly = order.plainly and algorithm.upload is not None
+    return (local_update if plainly else algorithm.client)(payload, order.job(member))

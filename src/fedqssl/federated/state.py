@@ -16,6 +16,11 @@ def read_state(model: nn.Module) -> State:
     return {n: e.parameters_x().clone() for n, e in state_of(model).items() if e.role in ("quantized", "averaged")}
 
 
+def weight_names(model: nn.Module) -> frozenset[str]:
+    """What of :func:`read_state` is held in the model's bits; nothing at full precision."""
+    return frozenset(n for n, e in state_of(model).items() if e.weight is not None)
+
+
 def write_state(model: nn.Module, state: State) -> None:
     """Fill a model of any bits from floats; codes are rounded to nearest. Names the model lacks are left out."""
     for name, entry in state_of(model).items():

@@ -37,8 +37,7 @@ def learning_rate(config: RunConfig, round_number: int) -> float:
 def sampled(context: Context, round_number: int) -> list[str]:
     """Names of the clients that take part in a round: a fraction of all, at least ``min_clients``."""
     names = sorted(context.bits)
-    share = math.ceil(round(context.config.fraction * len(names), 9))  # 0.07 of 100 is 7, not 7.000000000000001
-    wanted = max(share, min(context.config.min_clients, len(names)))
+    wanted = context.config.participants(len(names))
     order = torch.randperm(len(names), generator=generator(context.config.seed, "sampling", round_number))
     return sorted(names[i] for i in order[:wanted].tolist())
 

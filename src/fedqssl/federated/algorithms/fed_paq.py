@@ -1,7 +1,8 @@
 """FedPAQ: a communication-efficient federated learning method with periodic averaging and quantization (Reisizadeh et al., 2020).
 
-Clients send quantized *updates*: ``Q(w_k - w_received)``, unbiased (stochastic rounding), in their own bits; the server keeps the
-float model and adds the mean, ``w <- w + sum_k |D_k|/|D| Q(Delta_k)`` (their Eq. 5; weights by number of images as in FedAvg).
+Clients send quantized *updates*: ``Q(w_k - w_received)``, unbiased (stochastic rounding), weights in their own bits, batch norm
+and biases as floats like in every row; the server keeps the float model and adds the mean,
+``w <- w + sum_k |D_k|/|D| Q(Delta_k)`` (their Eq. 5; weights by number of images as in FedAvg).
 """
 
 from __future__ import annotations
@@ -12,21 +13,20 @@ from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
 from fedqssl.federated.client import ClientMetrics, LocalJob, train_locally
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.server.aggregate import average
-from fedqssl.federated.state import read_state
+from fedqssl.federated.state import read_payload, read_state, weight_names
 from fedqssl.federated.task import SUPERVISED
 from fedqssl.federated.updates import check_update, decode_update, encode_update
-from fedqssl.lowbit import load_bytes
 
 
 def fed_paq(payload: bytes, job: LocalJob) -> tuple[bytes, ClientMetrics]:
     """The client's part: train, then send what changed."""
-    received = job.task.converted(job.settings.bits)
-    load_bytes(received, payload)
-    start = read_state(received)
     model, metrics = train_locally(payload, job)
+    start = read_payload(
+        payload, job.settings.bits, job.task
+    )  # until here the client keeps what it received as packed bytes
     update = {name: x - start[name] for name, x in read_state(model).items()}
     draws = generator(job.task.seed, "update rounding", job.name, job.round_number)
-    return encode_update(update, job.settings.bits, draws), metrics
+    return encode_update(update, job.settings.bits, draws, weight_names(model)), metrics
 
 
 def add_updates(arrived: Arrived, workers: Workers) -> Round:
@@ -44,6 +44,6 @@ FED_PAQ = Algorithm(
     add_updates,
     client=fed_paq,
     check=check_update,
-    upload=lambda model, bits: encode_update(read_state(model), bits, torch.Generator()),
+    upload=lambda model, bits: encode_update(read_state(model), bits, torch.Generator(), weight_names(model)),
     objective=SUPERVISED,
 )

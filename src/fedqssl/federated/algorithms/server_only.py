@@ -12,6 +12,9 @@ from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
 def server_only(arrived: Arrived, workers: Workers) -> Round:
     """``dequantize_epochs`` epochs for each client of the round, all on one model."""
     epochs = arrived.dequantize_epochs * len(arrived.clients)
+    if not epochs:  # as ``untrained``
+        state = workers.settle(workers.before())
+        return Round(state, workers.requantize(state))
     state, loss = workers.train(workers.before(), "buffer", epochs)
     return Round(state, workers.requantize(state), server_loss=loss)
 
