@@ -27,7 +27,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def absolute(spec: str) -> str:
     """``folder:photos`` with the whole path, for a process that may start elsewhere; names of data sets stay as they are."""
     name, colon, path = spec.partition(":")
-    return f"{name}:{Path(path).expanduser().absolute()}" if colon and path else spec
+    return f"{name}:{os.path.abspath(os.path.expanduser(path))}" if colon and path else spec
 
 
 def finite(value: Any) -> Any:

@@ -136,3 +136,11 @@ def test_the_configuration_does_not_import_torch():
 
     code = "import sys, fedqssl.config; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_one_place_has_one_name(tmp_path, monkeypatch):
+    """The same images by another way round are the same protocol."""
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    here = load_config("smoke", {"data": f"folder:{tmp_path / 'photos'}"})
+    assert to_toml(load_config("smoke", {"data": "folder:../photos"})) == to_toml(here)

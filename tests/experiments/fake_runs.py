@@ -17,6 +17,7 @@ def fake_run(folder: Path, config: RunConfig, accuracy: float = 0.5, local: floa
     (folder / "partition.json").write_text(json.dumps({"buffer": list(range(20)), "clients": splits}))
     (folder / "data.json").write_text(json.dumps({"image": [3, 32, 32], "classes": 10}))
     (folder / "config.toml").write_text(to_toml(config))
+    (folder / "metrics.jsonl").write_text(json.dumps({"round": 1, "weights": dict.fromkeys(names, 0.1)}) + "\n")
     clients = {n: ClientResult(b, 20, local, 10, 10) for n, b in zip(names, config.bits, strict=True)}
     who = (config.algorithm, config.data, config.seed, config.rounds)
     result = RunResult(folder, *who, accuracy, local, clients, 1, 1, 1.0, 1.0, 1, protocol(config))

@@ -112,7 +112,6 @@ def test_points_of_a_figure_are_compared_at_the_seeds_they_share(tmp_path):
         for _, value, cell in SMOKE.points(figure, seed):
             if value == base or seed == 0:
                 fake_run(cell.folder(tmp_path), cell.config, accuracy)
-                (cell.folder(tmp_path) / "metrics.jsonl").write_text("")
     found = plot(figure, SMOKE, tmp_path).points
     assert [(p["buffer_ratio"], p["global"], p["seeds"]) for p in found] == [(v, 30.0, 1) for v in (base, *others)]
 

@@ -192,3 +192,34 @@ def test_a_process_that_dies_takes_only_its_cell_along(tmp_path, monkeypatch):
     unknown = smoke(algorithm="fed_magic", workers=1)
     found = list(outcomes([Cell("deadly", deadly), Cell("unknown", unknown)], tmp_path, 1))
     assert found[0].error == DIED and "fed_magic" in found[1].error
+
+
+def test_one_damaged_cell_costs_one_figure(engine, tmp_path, capsys):
+    """The other experiments are run and written, and the error says which file is wrong."""
+    wanted = ("reproduce", "figure1", "figure3", "table_low", "--scale", "smoke", "--out", tmp_path)
+    assert runner.invoke(app, [str(word) for word in wanted[:2] + wanted[4:]]).exit_code == 0
+    (tmp_path / "cells" / "scenes-config1-fed_qssl-seed0" / "partition.json").unlink()
+    error = fails(capsys, *wanted)
+    assert "not written: figure1" in error and "partition.json cannot be read" in error and "figure3" not in error
+    assert (tmp_path / "figure3.md").is_file() and (tmp_path / "table_low.md").is_file()
+    (tmp_path / "cells" / "scenes-config1-fed_qssl-seed0" / "metrics.jsonl").write_text('{"round": 1}\n')
+    assert "metrics.jsonl cannot be read" in fails(capsys, *wanted)
+
+
+def test_cells_csv_lists_all_that_is_done(engine, tmp_path):
+    for words in (LOW, ["reproduce", "figure1", "--scale", "smoke"], LOW):
+        assert runner.invoke(app, [*words, "--out", str(tmp_path)]).exit_code == 0
+    lines = (tmp_path / "cells.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(list((tmp_path / "cells").glob("*/result.json"))) == 1 + 4 + 3
+
+
+def test_cells_say_where_the_images_are(engine, tmp_path, capsys):
+    """A second command need not repeat --data; two data sets never share a cell; useless --data is refused."""
+    table3 = ["reproduce", "table3", "--scale", "smoke", "--only", "untrained", "--out", str(tmp_path)]
+    assert runner.invoke(app, [*table3, "--data", "digits"]).exit_code == 0
+    assert engine.started == ["cifar100-config2-untrained-seed0"]
+    assert runner.invoke(app, table3).exit_code == 0 and runner.invoke(app, [*table3, "--collect"]).exit_code == 0
+    assert len(engine.started) == 1
+    assert runner.invoke(app, ["reproduce", "table2", *table3[2:]]).exit_code == 0
+    assert engine.started[1:] == ["scenes-config2-untrained-seed0"]
+    assert "nothing that is asked for is on cifar10" in fails(capsys, *table3, "--data", "cifar10=scenes")

@@ -99,7 +99,7 @@ def reproduce(
         from fedqssl.experiments import reproduce as experiments
 
         algorithms = [name.strip() for name in (only or "").split(",") if name.strip()]
-        wanted = experiments.request([n.value for n in names], scale.value, data or (), seeds, algorithms)
+        wanted = experiments.request([n.value for n in names], scale.value, data or (), seeds, algorithms, folder)
         if dry_run:
             _list(wanted, folder)
             return

@@ -31,7 +31,7 @@ class LowBitClassifier:
 
     def accuracy(self, features: Tensor, labels: Tensor) -> float:
         """Share of these features whose largest logit is their label's."""
-        return float((self.logits(features).argmax(1) == labels).float().mean())
+        return float((self.logits(features).argmax(1) == labels).double().mean())
 
 
 def empty_classifier(dim: int, num_classes: int, precision: Precision) -> fx.GraphModule:

@@ -137,7 +137,7 @@ def knn_accuracy(
 
 @torch.no_grad()
 def _accuracy(classifier: nn.Linear, x: Tensor, y: Tensor) -> float:
-    return float((classifier(x.float()).argmax(1) == y).float().mean())
+    return float((classifier(x.float()).argmax(1) == y).double().mean())
 
 
 def _check(x: Tensor, y: Tensor, name: str) -> None:

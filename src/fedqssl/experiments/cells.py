@@ -57,8 +57,10 @@ class Plan:
         """The run of a row at a seed; ``setting`` is a point of an ablation, which is the plain cell if it changes nothing."""
         base = self.scale.bases[dataset]
         changes: dict[str, Any] = {**base.changes, **self.scale.algorithms.get(row.algorithm, {})}
+        label = base.label
         if dataset in self.data:
             changes["data"] = self.data[dataset]
+            label = base.label if self.data[dataset] == load_config(base.preset, base.changes).data else dataset
         bits = self.scale.bits[row.precision]
         changes |= {"algorithm": row.algorithm, "bits": list(bits), "clients": len(bits), "seed": seed}
         config = load_config(base.preset, changes)
@@ -68,7 +70,7 @@ class Plan:
             moved = load_config(base.preset, {**changes, key: value})
             point = "" if moved == config else f"-{key}={value:g}"
             config = moved
-        return Cell(f"{base.label}-{row.precision}-{row.algorithm}{point}-seed{seed}", config)
+        return Cell(f"{label}-{row.precision}-{row.algorithm}{point}-seed{seed}", config)
 
     def points(self, figure: AblationFigure, seed: int) -> list[tuple[Row, float, Cell]]:
         """The cells of an ablation by row and the setting's value."""
@@ -122,7 +124,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CellError(f"{path} cannot be read ({error}); remove the run and start it again") from error
+        raise CellError(
+            f"{path} cannot be read ({error}); put it back, or remove the run to have it run again"
+        ) from error
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fedqssl.config import RunConfig
 from fedqssl.config.load import accuracy_settings
+from fedqssl.experiments.catalogue import Row
 from fedqssl.experiments.cells import Plan
 from fedqssl.experiments.grid import bits_text
 
@@ -41,12 +43,13 @@ def settings(plan: Plan, config: RunConfig) -> dict[str, Any]:
     }
 
 
-def tuned_line(plan: Plan) -> str:
-    """Which algorithms have settings of their own; empty if none has."""
+def tuned_line(plan: Plan, rows: Iterable[Row]) -> str:
+    """Which of these rows' algorithms have settings of their own; empty if none has."""
+    there = {row.algorithm for row in rows}
     found = [
         f"{name} ({', '.join(f'{k} = {v}' for k, v in changes.items())})"
         for name, changes in plan.scale.algorithms.items()
-        if changes
+        if changes and name in there
     ]
     return f"Settings of their own: {'; '.join(found)}." if found else ""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedqssl.config import load_config
 from fedqssl.config.keys import nearest
 from fedqssl.experiments.catalogue import EXPERIMENTS, Experiment, Table
 from fedqssl.experiments.cells import Cell, CellError, Plan, claimed, read_result, state_of
@@ -14,7 +15,7 @@ from fedqssl.experiments.collect import seeds_in
 from fedqssl.experiments.figures import plot, write_figure
 from fedqssl.experiments.grid import Grid, to_csv
 from fedqssl.experiments.running import run_cells
-from fedqssl.experiments.scales import SCALES
+from fedqssl.experiments.scales import SCALES, Scale
 from fedqssl.experiments.tables import fill, write_table, write_texts
 from fedqssl.runs import Progress
 
@@ -43,7 +44,12 @@ class Request:
 
 
 def request(
-    names: Sequence[str], scale: str, data: Sequence[str] = (), seeds: int = 1, only: Sequence[str] = ()
+    names: Sequence[str],
+    scale: str,
+    data: Sequence[str] = (),
+    seeds: int = 1,
+    only: Sequence[str] = (),
+    out: Path | None = None,
 ) -> Request:
     """Check what was asked for.
 
@@ -53,6 +59,7 @@ def request(
         data: where images are: ``SPEC``, or ``cifar10=SPEC`` and ``cifar100=SPEC`` where both are needed.
         seeds: their number; they are 0, 1, ...
         only: algorithms to run; by default all.
+        out: a folder whose cells say where images are, if ``data`` does not.
 
     Raises:
         ValueError: one line that says what is wrong and what is allowed.
@@ -72,7 +79,10 @@ def request(
         if name not in algorithms:
             raise ValueError(f"no row of {name!r} here{nearest(name, algorithms)} (rows: {', '.join(algorithms)})")
     needed = tuple(dict.fromkeys(e.dataset for e in experiments))
-    plan = Plan(SCALES[scale], _data(data, needed))
+    found = _data(data, needed)
+    if out is not None:
+        found = {**_data_of_cells(SCALES[scale], needed, out), **found}
+    plan = Plan(SCALES[scale], found)
     return Request(experiments, plan, tuple(range(seeds)), frozenset(only) or None)
 
 
@@ -82,6 +92,8 @@ def _data(specs: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
     for spec in specs:
         name, equals, place = spec.partition("=")
         if equals and name in DATASETS:
+            if name not in needed:
+                raise ValueError(f"nothing that is asked for is on {name}, so --data {spec} has no use")
             found[name] = place
         elif len(needed) == 1:
             found[needed[0]] = spec
@@ -89,6 +101,16 @@ def _data(specs: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
             raise ValueError(
                 f"CIFAR-10 and CIFAR-100 are both needed: write --data cifar10=SPEC --data cifar100=SPEC, not --data {spec}"
             )
+    return found
+
+
+def _data_of_cells(scale: Scale, needed: Sequence[str], out: Path) -> dict[str, str]:
+    """What the cells that are there were run on."""
+    found = {}
+    for name in needed:
+        for label in (scale.bases[name].label, name):
+            for path in sorted((out / "cells").glob(f"{label}-*-seed*/config.toml"))[:1]:
+                found[name] = load_config(path).data
     return found
 
 
@@ -108,11 +130,11 @@ def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) 
     """
     writer = _Writer(wanted, out, progress)
     with claimed(out):
-        cells = _check_all(wanted, out)
+        _check_all(wanted, out)
         error = run_cells(writer.cells(), out, jobs, progress, writer.ended)
         writer.write_rest()
-        _write_cells(cells, out)
-    return Reproduced(writer.written(), error)
+        _write_cells(out)
+    return Reproduced(writer.written(), error or writer.error())
 
 
 def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
@@ -121,22 +143,20 @@ def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
     Raises:
         CellError: if one of the cells has other settings, or none is finished.
     """
-    cells = _check_all(wanted, out)
+    _check_all(wanted, out)
     writer = _Writer(wanted, out, progress)
     writer.write_rest()
-    if not writer.grids:
+    if not writer.grids and not writer.unwritten:
         raise CellError(f"no cell of what is asked for is finished in {out}; run them, without --collect")
-    _write_cells(cells, out)
-    return Reproduced(writer.written(), None)
+    _write_cells(out)
+    return Reproduced(writer.written(), writer.error())
 
 
-def _check_all(wanted: Request, out: Path) -> list[Cell]:
+def _check_all(wanted: Request, out: Path) -> None:
     """All cells at all seeds that the folder knows: those of earlier commands are part of the tables, so they must fit too."""
-    seeds = sorted({*wanted.seeds, *seeds_in(out)})
-    cells = [cell for experiment in wanted.experiments for cell in wanted.plan.cells(experiment, seeds)]
-    for cell in cells:
-        state_of(cell, out)
-    return cells
+    for experiment in wanted.experiments:
+        for cell in wanted.plan.cells(experiment, sorted({*wanted.seeds, *seeds_in(out)})):
+            state_of(cell, out)
 
 
 class _Writer:
@@ -146,6 +166,7 @@ class _Writer:
         self.wanted, self.out, self.progress = wanted, out, progress
         self.waiting = {e.name: set(wanted.cells(e)) for e in wanted.experiments}
         self.grids: dict[str, Grid] = {}
+        self.unwritten: dict[str, str] = {}
 
     def cells(self) -> list[Cell]:
         """All that are asked for, in order."""
@@ -171,10 +192,23 @@ class _Writer:
                 self._write(experiment)
 
     def _write(self, experiment: Experiment) -> None:
+        """A table that cannot be written does not stop the cells of others."""
         del self.waiting[experiment.name]
-        grid = _write(experiment, self.wanted.plan, self.out, self.progress)
+        try:
+            grid = _write(experiment, self.wanted.plan, self.out, self.progress)
+        except (CellError, OSError) as error:
+            self.unwritten[experiment.name] = str(error)
+            self.progress.say(f"warning: {experiment.name} was not written: {error}")
+            return
         if grid is not None:
             self.grids[experiment.name] = grid
+
+    def error(self) -> CellError | None:
+        """What could not be written, in one line."""
+        if not self.unwritten:
+            return None
+        reasons = "; ".join(f"{name}: {why}" for name, why in self.unwritten.items())
+        return CellError(f"not written: {reasons}")
 
 
 def _write(experiment: Experiment, plan: Plan, out: Path, progress: Progress) -> Grid | None:
@@ -193,27 +227,25 @@ def _write(experiment: Experiment, plan: Plan, out: Path, progress: Progress) ->
     return grid
 
 
-def _write_cells(cells: Sequence[Cell], out: Path) -> None:
+def _write_cells(out: Path) -> None:
     """``cells.csv``: every finished run with its time, which the tables leave out so that they stay the same."""
     records = []
-    for cell in sorted(set(cells), key=lambda c: c.name):
-        folder = cell.folder(out)
-        if (folder / "result.json").is_file():
-            result = read_result(folder)
-            records.append(
-                {
-                    "cell": cell.name,
-                    "algorithm": result.algorithm,
-                    "bits": json.dumps(list(cell.config.bits)),
-                    "seed": result.seed,
-                    "global": result.global_accuracy,
-                    "local": result.local_accuracy,
-                    "client_seconds": round(result.client_seconds, 2),
-                    "server_seconds": round(result.server_seconds, 2),
-                    "bytes_up": result.bytes_up,
-                    "bytes_down": result.bytes_down,
-                }
-            )
+    for path in sorted((out / "cells").glob("*/result.json")):
+        result = read_result(path.parent)
+        records.append(
+            {
+                "cell": path.parent.name,
+                "algorithm": result.algorithm,
+                "bits": json.dumps([client.bits for client in result.clients.values()]),
+                "seed": result.seed,
+                "global": result.global_accuracy,
+                "local": result.local_accuracy,
+                "client_seconds": round(result.client_seconds, 2),
+                "server_seconds": round(result.server_seconds, 2),
+                "bytes_up": result.bytes_up,
+                "bytes_down": result.bytes_down,
+            }
+        )
     if records:
         write_texts("cells", {"csv": to_csv(records)}, out)
 

@@ -95,7 +95,7 @@ class Filled:
             "Accuracy in percent, mean ± deviation over seeds.",
             scale_line(self.plan),
             f"{record['protocol']}.",
-            tuned_line(self.plan),
+            tuned_line(self.plan, self.found),
         ]
         if record["missing"]:
             rows = ", ".join(Row(**row).title for row in record["missing"])

@@ -13,6 +13,8 @@ from fedqssl.report.svg import legend
 
 FEW = 24
 """Clients up to which whiskers are drawn."""
+ROUNDING = 1e-6
+"""Accuracies are shares of a few images, as floats: less than this apart, they are equal."""
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -79,7 +81,7 @@ def _verdict(clients: Sequence[Client]) -> str:
                 found.append(f"{words} {rho:+.2f}")
         if found:
             lines.append(f"Rank correlation of accuracy over {len(clients)} clients: {', '.join(found)}.")
-    behind = [c for c in clients if c.guess is not None and (c.accuracy or 0.0) <= c.guess]
+    behind = [c for c in clients if c.guess is not None and (c.accuracy or 0.0) <= c.guess + ROUNDING]
     if behind:
         who = ", ".join(c.name for c in behind[:4]) + (f" and {len(behind) - 4} more" if len(behind) > 4 else "")
         lines.append(f"No better than always naming their commonest class: {who}.")

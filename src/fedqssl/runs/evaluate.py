@@ -80,7 +80,7 @@ def _probed(context: Context, model: fx.GraphModule) -> float:
 
 def _classified(model: fx.GraphModule, images: Tensor, labels: Tensor) -> float:
     """Accuracy of a model that ends in a classifier."""
-    return float((extract_features(model, images).argmax(1) == labels).float().mean())
+    return float((extract_features(model, images).argmax(1) == labels).double().mean())
 
 
 def global_accuracy(context: Context, aggregated: bytes | None, payloads: Mapping[str, bytes]) -> float | None:
