@@ -19,6 +19,7 @@ from fedqssl.report import write_report
 from fedqssl.report.data import find_runs, read_run
 from fedqssl.report.html import el
 from fedqssl.report.layers import LayerErrors, layer_errors
+from fedqssl.report.overview import differences
 from fedqssl.report.people import rank_correlation
 
 SECTIONS = ["curves", "weights", "clients", "partition", "ledger", "layers", "collapse", "protocol", "files"]
@@ -184,6 +185,62 @@ def test_a_folder_of_runs(made, tmp_path):
     assert "3 runs" in main_text and "2 of 3 finished; 2 protocols" in main_text
     assert {"run-0", "run-1", "run-2", "compare-global", "compare-knn"} <= set(page.ids)
     assert all(link[1:] in page.ids if link.startswith("#") else (tmp_path / link).is_file() for link in page.links)
+
+
+def test_runs_of_a_folder_are_named_by_what_is_unusual(made, tmp_path):
+    """A setting that most runs share is not repeated, so that what differs is not cut out of a long name."""
+    settings = {"a": {}, "b": {"beta": 5.0}, "c": {"server.dequantize_epochs": 4}, "d": {"algorithm": "fed_simclr"}}
+    for name, words in settings.items():
+        shutil.copytree(made(clients=4, rounds=1, **words), tmp_path / name)
+    named = differences([read_run(path) for path in find_runs(tmp_path)])
+    assert list(named.values()) == [
+        "fed_qssl",
+        "fed_qssl, beta=5.0",
+        "fed_qssl, server.dequantize_epochs=4",
+        "fed_simclr",
+    ]
+
+
+def test_the_protocol_says_what_the_algorithm_does(made):
+    simclr = report(made(clients=2, rounds=1))
+    assert "objective simclr, temperature" in simclr and "1 de-quantization epoch a client" in simclr
+    assert "linear probe, uniform test set" in simclr and "1 round of 1 epoch" in simclr
+    supervised = report(made(clients=2, rounds=1, algorithm="fed_avg"))
+    assert "objective supervised" in supervised and "its own classifier, uniform test set" in supervised
+    assert "objective supervised, temperature" not in supervised and "quantization epoch" not in supervised
+    alone = report(made(clients=2, rounds=1, algorithm="local_only"))
+    assert (
+        "mean over the clients&#x27; models, linear probe" in alone or "mean over the clients' models, linear" in alone
+    )
+    assert "epochs of one model on the buffer" in report(made(clients=2, rounds=1, algorithm="server_only"))
+
+
+def test_bytes_are_the_results(made):
+    """The tile, the table and result.json say the same."""
+    path = made(clients=2, rounds=2)
+    run = read_run(path)
+    assert run.bytes_moved == run.result.bytes_up + run.result.bytes_down
+    (path / "result.json").unlink()
+    assert read_run(path).bytes_moved == 2 * 2 * 2 * 50_000
+
+
+def test_a_tie_with_guessing_is_no_better(made):
+    path = made(clients=3, rounds=1)
+    values, run = json.loads((path / "result.json").read_text()), read_run(path)
+    for client in run.clients:
+        values["clients"][client.name]["local_accuracy"] = client.guess + 3e-8  # a mean in single precision
+    (path / "result.json").write_text(json.dumps(values))
+    text = report(path)
+    assert "Every client does better" not in text and "No better than always naming" in text
+
+
+def test_damaged_lines_are_left_out(made):
+    path = made(clients=2, rounds=3)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines[0] |= {"client_loss": None, "weights": [1], "collapse": {"alignment": 1.0, "dim": None}}
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    (path / "environment.json").write_text("[1]")
+    assert "loss" in Page(report(path)).figures
 
 
 def test_each_writes_a_page_per_run(made, tmp_path, capsys):

@@ -109,6 +109,21 @@ class RunData:
         """Rounds done."""
         return int(self.rounds[-1]["round"]) if self.rounds else 0
 
+    @property
+    def objective(self) -> str:
+        """What clients train: the algorithm's own objective, or the configured one."""
+        from fedqssl.federated.algorithms import ALGORITHMS
+
+        known = ALGORITHMS.get(self.config.algorithm)
+        return (known.objective if known is not None else None) or self.config.objective
+
+    @property
+    def bytes_moved(self) -> int:
+        """Up and down: of the rounds so far, or of the whole run with the models handed out after the last round."""
+        if self.result is not None:
+            return self.result.bytes_up + self.result.bytes_down
+        return sum(int(line.get("bytes_up", 0)) + int(line.get("bytes_down", 0)) for line in self.rounds)
+
     @cached_property
     def bits(self) -> dict[str, int]:
         """Bitwidth by client."""
@@ -201,8 +216,21 @@ def _rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
         except ValueError:
             continue
         if isinstance(value, dict) and isinstance(value.get("round"), int):
-            found.append(value)
+            found.append(_readable(value))
     return tuple(sorted(found, key=lambda line: line["round"]))
+
+
+def _readable(line: dict[str, Any]) -> dict[str, Any]:
+    """The line without what another program wrote into it that is not what we write."""
+    wrong = {key for key in _BY_CLIENT if key in line and not isinstance(line[key], dict)}
+    collapse = line.get("collapse")
+    if isinstance(collapse, dict) and not all(isinstance(collapse.get(k), (int, float)) for k in _COLLAPSE):
+        wrong.add("collapse")
+    return {key: value for key, value in line.items() if key not in wrong}
+
+
+_BY_CLIENT = ("client_loss", "dequantize_loss", "weights", "rejected")
+_COLLAPSE = ("alignment", "uniformity", "effective_rank", "dim")
 
 
 def read_run(path: Path) -> RunData:
@@ -224,7 +252,8 @@ def read_run(path: Path) -> RunData:
             f"the description of the data in {path} cannot be read ({type(error).__name__}: {error})"
         ) from error
     result = RunResult.read(path) if (path / "result.json").is_file() else None
-    rounds, environment = _rounds(path / "metrics.jsonl"), _json(path / "environment.json") or {}
+    rounds, noted = _rounds(path / "metrics.jsonl"), _json(path / "environment.json")
+    environment = noted if isinstance(noted, dict) else {}
     classes = data.get("classes") or (len(labels.class_names) if labels else None)
     return RunData(path, config, rounds, result, environment, train, test, buffer, image, classes, labels)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedqssl.cost.units import bytes_text, ratio_text, seconds_text
+from fedqssl.cost.work import round_work
 from fedqssl.report.costs import Costs
 from fedqssl.report.data import RunData
 from fedqssl.report.html import Child, Markup, el, join, section
@@ -24,6 +25,14 @@ def bits_summary(run: RunData) -> str:
     return ", ".join(f"{n} × {'fp32' if b == 32 else b}" for b, n in counts) + " bits"
 
 
+def bits_list(run: RunData) -> str:
+    """``4, 6, 8 bits``: which there are."""
+    found = sorted(set(run.bits.values()))
+    return (
+        bits_words(found[0]) if len(found) == 1 else ", ".join("fp32" if b == 32 else str(b) for b in found) + " bits"
+    )
+
+
 def headline(run: RunData) -> str:
     """What ran, on what."""
     return f"{run.config.algorithm} on {run.config.data}"
@@ -33,7 +42,7 @@ def status(run: RunData) -> Markup:
     """Whether the run is finished, and how far it is if not."""
     total = run.config.rounds
     if run.result is not None:
-        return el("span", f"finished, {total} rounds", class_="pill good")
+        return el("span", f"finished, {counted(total, 'round')}", class_="pill good")
     return el("span", f"not finished: round {run.done} of {total}", class_="pill going")
 
 
@@ -42,7 +51,7 @@ def tiles(run: RunData, found: Costs | str | None) -> Markup:
     result, knn = run.result, run.over_rounds("knn")
     shown: list[tuple[str, str, str]] = []
     if result is not None and result.global_accuracy is not None:
-        shown.append(("global accuracy", percent(result.global_accuracy), "linear probe, uniform test set"))
+        shown.append(("global accuracy", percent(result.global_accuracy), _how_global(run)))
     if result is not None and result.local_accuracy is not None:
         known = [c.accuracy for c in run.clients if c.accuracy is not None]
         shown.append(
@@ -54,8 +63,8 @@ def tiles(run: RunData, found: Costs | str | None) -> Markup:
     loss = run.over_rounds("loss")
     if loss:
         shown.append(("loss", f"{loss[-1][1]:.3f}", f"from {loss[0][1]:.3f}"))
-    moved = sum(int(line.get("bytes_up", 0)) + int(line.get("bytes_down", 0)) for line in run.rounds)
-    saved = ratio_text(found.traffic[1], found.traffic[0]) if isinstance(found, Costs) else ""
+    moved = run.bytes_moved
+    saved = ratio_text(found.traffic[1], found.traffic[0]) if isinstance(found, Costs) and moved else ""
     shown.append(
         (
             "bytes moved",
@@ -70,6 +79,14 @@ def tiles(run: RunData, found: Costs | str | None) -> Markup:
         *(el("div", el("dt", name), el("dd", value, el("small", more)), class_="tile") for name, value, more in shown),
         class_="tiles",
     )
+
+
+def _how_global(run: RunData) -> str:
+    """What was tested for the global accuracy."""
+    if run.objective == "supervised":
+        return "its own classifier, uniform test set"
+    whose = "mean over the clients' models, " if run.config.algorithm == "local_only" else ""
+    return f"{whose}linear probe, uniform test set"
 
 
 def warnings(run: RunData) -> Markup:
@@ -98,7 +115,7 @@ def header(run: RunData, found: Costs | str | None) -> Markup:
     part = f", {c.fraction:.0%} a round" if c.fraction < 1 else ""
     words = (
         f"{len(run.clients)} clients ({bits_summary(run)}{part}), {c.model} of width {c.width}, {c.partition} split, "
-        f"{c.local_epochs} local epoch{'' if c.local_epochs == 1 else 's'}, seed {c.seed}."
+        f"{counted(c.local_epochs, 'local epoch')}, seed {c.seed}."
     )
     return el(
         "header",
@@ -128,6 +145,39 @@ def _software(run: RunData) -> str:
     return ", ".join(words) or "unknown"
 
 
+def counted(number: int, thing: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def _algorithm(run: RunData) -> str:
+    words = f"{run.config.algorithm}, objective {run.objective}"
+    return f"{words}, temperature {run.config.ssl.temperature:g}" if run.objective == "simclr" else words
+
+
+def _server(run: RunData) -> str:
+    """What the algorithm's server does in a round."""
+    c = run.config
+    work = round_work(c, max(len(run.clients), 1))
+    parts = []
+    if work.dequantize_epochs is not None:
+        parts.append(f"{counted(work.dequantize_epochs, 'de-quantization epoch')} a client")
+    if work.buffer_epochs:
+        parts.append(f"{counted(work.buffer_epochs, 'epoch')} of one model on the buffer")
+    if work.union_epochs:
+        parts.append(f"{counted(work.union_epochs, 'epoch')} of one model on all clients' images")
+    if work.requantize_epochs:
+        parts.append(f"{counted(work.requantize_epochs, 're-quantization epoch')} a bitwidth")
+    trains = bool(parts)
+    if work.dequantize_epochs is not None:
+        parts.append(f"aggregation temperature {c.aggregation.temperature:g}")
+    elif work.averages:
+        parts.append("averages by numbers of images")
+    if trains:
+        parts.append(f"lr {c.lr if c.server.lr is None else c.server.lr:g}")
+    return "; ".join(parts) or "nothing"
+
+
 def protocol(run: RunData) -> Markup:
     """Everything that affects accuracy, and where it ran."""
     c = run.config
@@ -136,23 +186,19 @@ def protocol(run: RunData) -> Markup:
         "classes": f"{c.classes_per_client} classes per client",
         "skew": f"skew, minority {c.minority:g}",
     }
-    server_lr = c.lr if c.server.lr is None else c.server.lr
     facts: list[tuple[str, str]] = [
         ("protocol", f"{run.protocol} (equal digits: comparable accuracies)"),
-        ("algorithm", f"{c.algorithm}, objective {c.objective}, temperature {c.ssl.temperature:g}"),
+        ("algorithm", _algorithm(run)),
         ("data", f"{c.data}" + (f", {c.images:,} images" if c.images else "")),
         ("split", f"{split.get(c.partition, c.partition)}; buffer {c.buffer_ratio:g} of all images ({run.buffer:,})"),
         ("clients", f"{len(run.clients)}: {bits_summary(run)}; {c.fraction:.0%} take part in a round"),
         ("model", f"{c.model}, width {c.width}"),
         (
             "training",
-            f"{c.rounds} rounds of {c.local_epochs} epochs, batch {c.batch_size}, lr {c.lr:g} ({c.lr_schedule})",
+            f"{counted(c.rounds, 'round')} of {counted(c.local_epochs, 'epoch')}, batch {c.batch_size}, lr {c.lr:g} "
+            f"({c.lr_schedule})",
         ),
-        (
-            "server",
-            f"{c.server.dequantize_epochs} de-quantization and {c.server.requantize_epochs} re-quantization epochs, lr "
-            f"{server_lr:g}; aggregation temperature {c.aggregation.temperature:g}",
-        ),
+        ("server", _server(run)),
         (
             "low-bit",
             f"weights {c.lowbit.weights}, rule {c.lowbit.rule}, scale {c.lowbit.scale}, rounding {c.lowbit.rounding}, "
@@ -213,4 +259,4 @@ def files(run: RunData, base: Path) -> Markup:
     return section("files", "Files of the run", el("div", el("ul", *rows, class_="files"), extra, class_="card full"))
 
 
-__all__ = ["bits_summary", "files", "header", "headline", "link", "protocol", "status", "tiles"]
+__all__ = ["bits_list", "bits_summary", "files", "header", "headline", "link", "protocol", "status", "tiles"]

@@ -68,8 +68,8 @@ def _lead(found: Costs) -> str:
 
 
 def _totals(run: RunData, found: Costs) -> Markup:
-    measured = sum(int(line.get("bytes_up", 0)) + int(line.get("bytes_down", 0)) for line in run.rounds)
     rounds = run.config.rounds
+    when = f"measured in {run.done} of {rounds} rounds" if run.result is None else "measured"
     rows = [
         [
             "clients' bit operations",
@@ -77,10 +77,10 @@ def _totals(run: RunData, found: Costs) -> Markup:
             ratio_text(found.operations[1], found.operations[0]),
         ],
         ["bytes both ways", *map(bytes_text, found.traffic), ratio_text(found.traffic[1], found.traffic[0])],
-        [f"bytes both ways, measured in {run.done} of {rounds} rounds", bytes_text(measured), "–", "–"],
+        [f"bytes both ways, {when}", bytes_text(run.bytes_moved), "–", "–"],
         ["server's bit operations", operations_text(found.server_operations), "–", "–"],
     ]
-    head = [f"all {rounds} rounds", "this run", "fp32", "fp32 / this run"]
+    head = [f"all {rounds} rounds" if rounds > 1 else "1 round", "this run", "fp32", "fp32 / this run"]
     return el("div", el("h3", "In total"), table(head, rows, "Totals of all rounds"), class_="card full")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from fedqssl.config.keys import flat
 from fedqssl.cost.units import bytes_text
 from fedqssl.report.charts import Point, Row, Series, line_chart, rows_chart
 from fedqssl.report.data import RunData, mean
-from fedqssl.report.front import bits_summary, headline, link, status, tiles, warnings
+from fedqssl.report.front import bits_list, bits_summary, headline, link, status, tiles, warnings
 from fedqssl.report.html import Child, Markup, el, figure, grid, join, section, table
 from fedqssl.report.learning import accuracy_figure, loss_figure
 from fedqssl.report.look import Look, percent, percent_tick
@@ -22,18 +23,28 @@ _NOT_A_DIFFERENCE = {"seed", "data_dir", "threads", "workers", "engine", "track"
 
 
 def differences(runs: Sequence[RunData]) -> dict[int, str]:
-    """By position: the settings in which the runs differ, seeds aside; the same words mean the same settings."""
+    """By position: what a run has other than most runs, seeds aside; the same words mean the same settings."""
     settings: list[Mapping[str, object]] = [flat(run.config.model_dump(mode="json")) for run in runs]
     keys = [
         k for k in settings[0] if k not in _NOT_A_DIFFERENCE and any(s.get(k) != settings[0].get(k) for s in settings)
     ]
+    usual = {k: Counter(str(s.get(k)) for s in settings).most_common(1)[0][0] for k in keys}
+    short = _bits_words(runs)
     words = {}
     for i, (run, values) in enumerate(zip(runs, settings, strict=True)):
         parts = [str(values["algorithm"])] if "algorithm" in keys else []
-        parts += [bits_summary(run)] if "bits" in keys else []
-        parts += [f"{k}={values.get(k)}" for k in keys if k not in ("algorithm", "bits", "clients")]
+        parts += [short[tuple(run.bits.values())]] if "bits" in keys else []
+        own = [k for k in keys if k not in ("algorithm", "bits", "clients") and str(values.get(k)) != usual[k]]
+        parts += [f"{k}={values.get(k)}" for k in own]
         words[i] = ", ".join(parts) or str(values["algorithm"])
     return words
+
+
+def _bits_words(runs: Sequence[RunData]) -> dict[tuple[int, ...], str]:
+    """``4, 6, 8, 12 bits``; with numbers of clients where that would mean two things."""
+    short = {tuple(run.bits.values()): bits_list(run) for run in runs}
+    full = {tuple(run.bits.values()): bits_summary(run) for run in runs}
+    return {bits: words if Counter(short.values())[words] == 1 else full[bits] for bits, words in short.items()}
 
 
 def overview(path: Path, runs: Sequence[RunData], look: Look, base: Path) -> tuple[list[tuple[str, str]], Markup]:
@@ -83,7 +94,7 @@ def _table(path: Path, runs: Sequence[RunData]) -> Markup:
                 percent(result.local_accuracy if result else None),
                 percent(min(known) if known else None),
                 percent(knn[-1][1] if knn else None),
-                bytes_text(sum(int(r.get("bytes_up", 0)) + int(r.get("bytes_down", 0)) for r in run.rounds)),
+                bytes_text(run.bytes_moved),
                 el("code", run.protocol),
             ]
         )
