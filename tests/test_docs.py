@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from typer.testing import CliRunner
@@ -40,3 +41,20 @@ def test_commands_exist_with_these_options(command):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def _named_in_paper_to_code() -> list[str]:
+    rows = [line.split(" | ") for line in (DOCS / "paper-to-code.md").read_text().splitlines() if line.startswith("| ")]
+    found = [name for row in rows[1:] for name in re.findall(r"`([\w.]+)`", row[1])]
+    return sorted({name for name in found if "." in name})
+
+
+@pytest.mark.parametrize("name", _named_in_paper_to_code())
+def test_paper_to_code_names_what_exists(name):
+    assert resolve_name(f"fedqssl.{name}") is not None
+
+
+def test_paper_to_code_names_tests_that_exist():
+    text = (DOCS / "paper-to-code.md").read_text()
+    named = set(re.findall(r"`(tests/[\w./]+)`", text))
+    assert len(named) > 10 and not [name for name in named if not (DOCS.parent / name).exists()]
