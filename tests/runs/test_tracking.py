@@ -99,8 +99,8 @@ class _Client:
     def log_metric(self, run, name, value, step):
         self.metrics.append((run, name, value, step))
 
-    def set_terminated(self, run):
-        self.ended.append(run)
+    def set_terminated(self, run, status):
+        self.ended.append((run, status))
 
 
 def test_mlflow_goes_to_the_runs_folder_and_a_resumed_run_goes_on(tmp_path, monkeypatch):
@@ -113,18 +113,22 @@ def test_mlflow_goes_to_the_runs_folder_and_a_resumed_run_goes_on(tmp_path, monk
             tracker.round(LINE)
     assert all(c.uri == (tmp_path / "mlruns").as_uri() for c in made)
     assert ("r1", "loss", 4.0, 3) in made[0].metrics and ("r1", "loss", 4.0, 3) in made[1].metrics
-    assert made[1].ended == ["r1"]
+    assert made[1].ended == [("r1", "KILLED")]  # neither came to its end
 
 
 def test_wandb_is_offline_unless_told(tmp_path, monkeypatch):
-    given, logged = {}, []
-    run = types.SimpleNamespace(log=lambda figures, step: logged.append((figures["loss"], step)), finish=lambda: None)
+    given, logged, codes = {}, [], []
+    run = types.SimpleNamespace(
+        log=lambda figures, step: logged.append((figures["loss"], step)),
+        finish=lambda exit_code: codes.append(exit_code),
+    )
     fake = types.SimpleNamespace(init=lambda **words: given.update(words) or run, Settings=lambda **words: words)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     with tracking(tiny(track="wandb"), RunFolder(tmp_path), 0, print) as tracker:
         tracker.round(LINE)
     assert given["mode"] == "offline" and given["dir"] == str(tmp_path) and logged == [(4.0, 3)]
+    assert codes == [1]  # the run has not come to its end
 
 
 def test_a_tracker_that_fails_is_said_once_and_stops_nothing(tmp_path, monkeypatch):
@@ -132,7 +136,7 @@ def test_a_tracker_that_fails_is_said_once_and_stops_nothing(tmp_path, monkeypat
         def log(self, figures, step):
             raise ConnectionError("server\ngone")
 
-        def close(self):
+        def close(self, finished):
             raise AssertionError("it has stopped already")
 
     monkeypatch.setitem(TRACKERS, "wandb", lambda config, folder, done: Broken())

@@ -60,7 +60,10 @@ def compare(
     if out is not None:
         from fedqssl.runs.folder import write_atomically
 
-        write_atomically(out, table.text(wanted.value).encode())
+        try:
+            write_atomically(out, table.text(wanted.value).encode())
+        except OSError as error:
+            raise ValueError(f"{out} cannot be written ({error.strerror or error}); choose another --out") from error
         typer.echo(f"wrote {out}")
 
 

@@ -20,7 +20,7 @@ class Engine(Workers, Protocol):
         ``plainly``: replies are models, also where the algorithm sends something else.
         """
 
-    def server_round(self, round_number: int, lr: float, aggregated: bytes | None) -> None:
+    def server_round(self, round_number: int, lr: float, server_lr: float, aggregated: bytes | None) -> None:
         """Set the round, the learning rate and the model before it, for the server's operators."""
 
     def peak_memory(self) -> int:

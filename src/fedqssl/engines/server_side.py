@@ -106,7 +106,7 @@ class ServerSide:
         self.shared: SharedImages | None = None
         self.lifeline: Connection | None = None
         self.workers_peak = 0
-        self.round_number, self.server_lr = 0, 0.0
+        self.round_number, self.lr, self.server_lr = 0, 0.0, 0.0
         self.aggregated: bytes | None = None
 
     def __enter__(self: Self) -> Self:
@@ -158,9 +158,10 @@ class ServerSide:
         """Largest resident size so far of this process or of one worker."""
         return max(peak_memory(), self.workers_peak)
 
-    def server_round(self, round_number: int, lr: float, aggregated: bytes | None) -> None:
-        """Set the round, the learning rate and the model before it, for the server's operators."""
-        self.round_number, self.server_lr, self.aggregated = round_number, lr, aggregated
+    def server_round(self, round_number: int, lr: float, server_lr: float, aggregated: bytes | None) -> None:
+        """Set the round, the clients' and the server's learning rates and the model before it, for the server's operators."""
+        self.round_number, self.aggregated = round_number, aggregated
+        self.lr, self.server_lr = lr, server_lr
 
     def before(self) -> State:
         """See :class:`fedqssl.federated.algorithms.Workers`, as for the methods below."""
@@ -188,10 +189,12 @@ class ServerSide:
         return {name: made[b] for name, b in self.context.bits.items()}
 
     def train(self, state: State, where: Where, epochs: int) -> tuple[State, float]:
-        """Full-precision training in this process, on the buffer or on everything."""
-        images = self.context.buffer() if where == "buffer" else self.context.train.images[self.context.everyone()]
+        """Full-precision training in this process, on the buffer or, at the clients' learning rate, on everything."""
+        buffer = where == "buffer"
+        images = self.context.buffer() if buffer else self.context.train.images[self.context.everyone()]
+        lr = self.server_lr if buffer else self.lr
         ticked: Callable[[int], None] = lambda done: self.tick(f"training on {where}", done, epochs)  # noqa: E731
-        return fine_tune(state, images, self.context.task, (where, self.round_number), epochs, self.server_lr, ticked)
+        return fine_tune(state, images, self.context.task, (where, self.round_number), epochs, lr, ticked)
 
     def settle(self, state: State) -> State:
         """Batch-norm statistics of the buffer."""

@@ -131,6 +131,7 @@ def run_cells(
             if outcome.error:
                 failed.append(outcome)
             else:
+                (out / "failed" / f"{outcome.cell.name}.txt").unlink(missing_ok=True)
                 ended(by_name[outcome.cell.name])
     return _error(failed, len(wanted), out)
 

@@ -61,7 +61,8 @@ def play(context: Context, engine: Engine, before: Checkpoint, round_number: int
     valid, rejected = _validated(context, replies)
     rejected |= failed
     _enough(context, round_number, len(valid), rejected)
-    engine.server_round(round_number, lr if config.server.lr is None else config.server.lr, before.aggregated)
+    server_lr = lr if config.server.lr is None else config.server.lr
+    engine.server_round(round_number, lr, server_lr, before.aggregated)
     try:
         after = algorithm.server(_arrived(context, names, valid), engine)
     except NonFiniteError as error:

@@ -27,8 +27,8 @@ class Tracker(Protocol):
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """Record figures of a round, or of the end of the run."""
 
-    def close(self) -> None:
-        """Write out what is left."""
+    def close(self, finished: bool) -> None:
+        """Write out what is left; a run that was interrupted is not ``finished`` and may go on later."""
 
 
 def check_tracking(track: str) -> None:
@@ -80,7 +80,7 @@ class _TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, finished: bool) -> None:
         self._writer.close()
 
 
@@ -107,8 +107,8 @@ class _MLflow:
         for name, value in figures.items():
             self._client.log_metric(self._run, name, value, step=step)
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
+    def close(self, finished: bool) -> None:
+        self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
 
 
 class _WandB:
@@ -130,8 +130,8 @@ class _WandB:
     def log(self, figures: Mapping[str, float], step: int) -> None:
         self._run.log(dict(figures), step=step)
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, finished: bool) -> None:
+        self._run.finish(exit_code=0 if finished else 1)
 
 
 TRACKERS: dict[str, Callable[[RunConfig, RunFolder, int], Tracker]] = {
@@ -146,6 +146,7 @@ class Tracking:
 
     def __init__(self, tracker: Tracker | None, say: Callable[[str], None]) -> None:
         self._tracker, self._say = tracker, say
+        self._finished = False
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Record a round."""
@@ -153,11 +154,12 @@ class Tracking:
 
     def result(self, result: RunResult) -> None:
         """Record the end of the run."""
+        self._finished = True
         self._try(lambda tracker: tracker.log(closing_figures(result), result.rounds))
 
     def close(self) -> None:
-        """Write out what is left."""
-        self._try(lambda tracker: tracker.close())
+        """Write out what is left, and whether the run came to its end."""
+        self._try(lambda tracker: tracker.close(self._finished))
 
     def _try(self, action: Callable[[Tracker], None]) -> None:
         if self._tracker is None:
