@@ -67,6 +67,10 @@ def test_all_at_scale_smoke_and_the_same_after_a_kill(tmp_path):
     cost = {p["precision"]: p for p in json.loads((tmp_path / "all" / "figure1.json").read_text())["points"]}
     assert cost["config1"]["total"] < cost["config2"]["total"] < cost["full"]["total"] == cost["full"]["full_precision"]
     assert cost["config1"]["backward"] > cost["config1"]["forward"]
+    work = json.loads((tmp_path / "all" / "figure_server.json").read_text())["points"]
+    spent = {(p["algorithm"], p["server.dequantize_epochs"]): p["server_operations"] for p in work}
+    assert spent["fed_qssl", 1] < spent["fed_qssl", 4]
+    assert spent["server_only", 4] == pytest.approx(spent["fed_qssl", 4], rel=0.1)  # but for the averaging
 
     killed(tmp_path / "killed")
     again = ["reproduce", "table_low", "--scale", "smoke", "--out", str(tmp_path / "killed")]

@@ -60,7 +60,10 @@ class Table:
 
 @dataclass(frozen=True)
 class AblationFigure:
-    """Accuracy of one or more rows over the values of a setting (``Scale.points``)."""
+    """Accuracy of one or more rows over the values of a setting (``Scale.points``).
+
+    ``counts_server``: every point says how many bit operations the server spent in all rounds, by the ledger.
+    """
 
     name: str
     title: str
@@ -70,6 +73,7 @@ class AblationFigure:
     logarithmic: bool = True
     dataset: str = "cifar10"
     rows: tuple[Row, ...] = (Row("fed_qssl", "config1"),)
+    counts_server: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,7 @@ FIGURES: dict[str, AblationFigure | CostFigure] = {
             "server epochs on the buffer per client and round",
             logarithmic=False,
             rows=(Row("fed_qssl", "config1"), Row("server_only", "config1")),
+            counts_server=True,
         ),
         AblationFigure(
             "figure_temperature",

@@ -59,9 +59,20 @@ class Plotted:
             bits = "; ".join(f"{p['precision']}: {bits_text(p['bits'])}" for p in self.points)
             notes.insert(0, f"{COUNTED[self.figure.quantity]} {bits}.")
         else:
-            columns = ("Algorithm", self.figure.setting, "Global", "Local", "Weights", "Seeds")
+            work = ("Server work",) if self.figure.counts_server else ()
+            columns = (
+                "Algorithm",
+                self.figure.setting.rpartition(".")[2],
+                "Global",
+                "Local",
+                "Weights",
+                "Seeds",
+                *work,
+            )
             rows = [_ablation_text(self.figure, p) for p in self.points]
             notes[-1] = f"{self.figure.setting} varies; otherwise {notes[-1]}"
+            if work:
+                notes.insert(0, "Server work: bit operations in all rounds, by the ledger (docs/cost.md).")
         return Grid(title, columns, (tuple(rows),), tuple(notes), self.figure.name)
 
 
@@ -76,7 +87,8 @@ def _ablation_text(figure: AblationFigure, point: dict[str, Any]) -> tuple[str, 
     weights = point["weights"]
     spread = f"{weights[0]:.3f}-{weights[1]:.3f}" if weights else "–"
     name = NAMES[point["algorithm"]]
-    return (name, f"{point[figure.setting]:g}", *_accuracies(point), spread, str(point["seeds"]))
+    work = (operations_text(point["server_operations"]),) if figure.counts_server else ()
+    return (name, f"{point[figure.setting]:g}", *_accuracies(point), spread, str(point["seeds"]), *work)
 
 
 def _cost_text(figure: CostFigure, points: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -107,17 +119,22 @@ def _ablation(figure: AblationFigure, plan: Plan, out: Path) -> list[dict[str, A
         for row, value, cell in plan.points(figure, seed):
             of.setdefault((row, value), []).append(cell)
     found = dict(zip(of, at_common_seeds([measure(cells, out) for cells in of.values()]), strict=True))
-    return [
-        {
+    points = []
+    for (row, value), mine in sorted(found.items(), key=lambda item: (figure.rows.index(item[0][0]), item[0][1])):
+        cells = [cell for cell in of[row, value] if cell.config.seed in mine.runs]
+        if not cells:
+            continue
+        point = {
             "algorithm": row.algorithm,
             figure.setting: value,
             **drawing.accuracies(mine),
-            "weights": weights_in([cell for cell in of[row, value] if cell.config.seed in mine.runs], out),
+            "weights": weights_in(cells, out),
             "seeds": len(mine.runs),
         }
-        for (row, value), mine in sorted(found.items(), key=lambda item: (figure.rows.index(item[0][0]), item[0][1]))
-        if mine.runs
-    ]
+        if figure.counts_server:
+            point["server_operations"] = ledger_of(cells[0], out).total().server_operations
+        points.append(point)
+    return points
 
 
 def weights_in(cells: Sequence[Cell], out: Path) -> list[float] | None:

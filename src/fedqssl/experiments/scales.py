@@ -92,7 +92,7 @@ SMALL = Scale(
     {"cifar10": Base("cifar10", "cifar10-small"), "cifar100": Base("cifar100", "cifar10-small", {"data": "cifar100"})},
     _TEN,
     {"figure3": (0.1, 0.5, 5), "figure4": (0.02, 0.05, 0.1), "figure5": (1, 2, 3), **_OWN, "figure_server": (0, 1, 4)},
-    {**{name: {"lr": 0.1} for name in ("fed_avg", "fed_prox", "fed_paq")}, **_ONCE},
+    {**{name: {"lr": 0.1} for name in ("fed_avg", "fed_prox", "fed_paq")}, "fed_simsiam": {"lr": 0.4}, **_ONCE},
 )
 PAPER = Scale(
     "paper",
