@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from forging import small_net
 from torch import nn
 
 from fedqssl.lowbit import LowBitWeight, Precision, to_lowbit
@@ -11,23 +12,8 @@ from fedqssl.models import resnet18
 RANGES = (".low", ".high")
 
 
-def _net(channels: int = 5) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, channels, 3, padding=1, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.ReLU(),
-        nn.Conv2d(channels, 7, 3, stride=2),
-        nn.BatchNorm2d(7),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(7, 3),
-    )
-
-
 def _at(bits: int, net: nn.Module | None = None, **kw) -> nn.Module:
-    return to_lowbit(net or _net(), Precision.for_bits(bits), **kw)
+    return to_lowbit(net or small_net(), Precision.for_bits(bits), **kw)
 
 
 def _roles(model: nn.Module, **kw) -> dict[str, str]:
@@ -99,12 +85,12 @@ def test_full_precision_shares_all_names_but_the_ranges_of_codes(make):
 
 
 def test_fingerprint_tells_architectures_apart_but_not_weights():
-    assert fingerprint(_at(4)) == fingerprint(_at(4, _net()))
-    other_weights = _net()
+    assert fingerprint(_at(4)) == fingerprint(_at(4, small_net()))
+    other_weights = small_net()
     nn.init.normal_(other_weights[0].weight)
     assert fingerprint(_at(4, other_weights)) == fingerprint(_at(4))
-    assert fingerprint(_at(4, _net(6))) != fingerprint(_at(4))
-    assert fingerprint(_at(4, nn.Sequential(_net()))) != fingerprint(_at(4))  # other names
+    assert fingerprint(_at(4, small_net(6))) != fingerprint(_at(4))
+    assert fingerprint(_at(4, nn.Sequential(small_net()))) != fingerprint(_at(4))  # other names
     assert fingerprint(_at(4, skip=["0"])) != fingerprint(_at(4))  # other roles
 
 
