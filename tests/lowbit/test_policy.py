@@ -75,7 +75,7 @@ def test_names_shapes_and_fingerprint_are_the_same_at_every_low_bitwidth(bits):
     assert fingerprint(here) == fingerprint(four)
 
 
-@pytest.mark.parametrize("make", [_net, lambda: resnet18(width=4), lambda: resnet18(width=4, num_classes=5)])
+@pytest.mark.parametrize("make", [small_net, lambda: resnet18(width=4), lambda: resnet18(width=4, num_classes=5)])
 def test_full_precision_shares_all_names_but_the_ranges_of_codes(make):
     low, full = state_of(_at(4, make())), state_of(_at(32, make()))
     assert all(name.endswith(RANGES) for name in set(low) ^ set(full))
