@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from tiny_run import rounds_of, tiny_context
 from torch import nn
 
+from fedqssl.config import load_config
 from fedqssl.engines.in_process import InProcess
 from fedqssl.federated.algorithms import ALGORITHMS
 from fedqssl.federated.client import local_update
@@ -294,7 +295,7 @@ def test_a_fraction_of_the_clients_takes_part(fraction, clients, least, taken):
 
     from fedqssl.runs.play import sampled
 
-    config = SimpleNamespace(fraction=fraction, min_clients=least, seed=0)
+    config = load_config("smoke", {"clients": clients, "bits": 4, "fraction": fraction, "min_clients": least})
     context = SimpleNamespace(config=config, bits={f"client-{i:03d}": 4 for i in range(clients)})
     draws = [sampled(context, r) for r in range(20)]
     assert all(len(set(names)) == taken and names == sorted(names) for names in draws)

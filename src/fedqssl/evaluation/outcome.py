@@ -72,7 +72,7 @@ def outcome(probabilities: Tensor, labels: Tensor) -> Outcome:
         raise ValueError(f"labels span [{int(labels.min())}, {int(labels.max())}], but there are {classes} classes")
     sure, answer = probabilities.max(1)
     confusion = torch.bincount(labels * classes + answer, minlength=classes**2).view(classes, classes)
-    right = (answer == labels).float()
+    right = (answer == labels).double()
     place = (sure * BINS).long().clamp(0, BINS - 1)
     bins = []
     for b in range(BINS):
