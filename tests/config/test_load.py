@@ -138,6 +138,16 @@ def test_the_configuration_does_not_import_torch():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
+def test_algorithms_that_were_mended_have_another_protocol(monkeypatch):
+    """Results of before must not pass for the same."""
+    for name, changed in (("fed_prox", True), ("fed_paq", True), ("fed_qssl", False)):
+        config = load_config("smoke", {"algorithm": name})
+        now = protocol(config)
+        with monkeypatch.context() as patch:
+            patch.setattr("fedqssl.config.load._REVISIONS", {})
+            assert (protocol(config) != now) is changed
+
+
 def test_one_place_has_one_name(tmp_path, monkeypatch):
     """The same images by another way round are the same protocol."""
     (tmp_path / "a").mkdir()

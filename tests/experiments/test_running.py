@@ -204,6 +204,10 @@ def test_one_damaged_cell_costs_one_figure(engine, tmp_path, capsys):
     assert (tmp_path / "figure3.md").is_file() and (tmp_path / "table_low.md").is_file()
     (tmp_path / "cells" / "scenes-config1-fed_qssl-seed0" / "metrics.jsonl").write_text('{"round": 1}\n')
     assert "metrics.jsonl cannot be read" in fails(capsys, *wanted)
+    other = tmp_path / "cells" / "scenes-low-untrained-seed0" / "result.json"
+    other.write_text("{")
+    error = fails(capsys, "reproduce", "figure3", "--scale", "smoke", "--collect", "--out", tmp_path)
+    assert "cells.csv" in error and str(other) in error
 
 
 def test_cells_csv_lists_all_that_is_done(engine, tmp_path):

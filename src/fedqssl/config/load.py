@@ -21,6 +21,8 @@ else:
 
 _PROTOCOL_VERSION = 2
 """2: classifiers of clients have room to grow (local accuracies of version 1 are lower)."""
+_REVISIONS = {"fed_prox": 1, "fed_paq": 1}
+"""Algorithms whose accuracies changed since: FedProx keeps its term in the local evaluation, FedPAQ rounds weights only."""
 _NOT_ACCURACY = (
     *("data_dir", "devices", "seed", "threads", "workers", "track", "evaluation.knn_every"),
     *("engine", "client_cpus", "client_gpus", "deadline"),
@@ -132,8 +134,9 @@ def accuracy_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def protocol(config: RunConfig) -> str:
-    """12 hexadecimal digits of :func:`accuracy_settings`."""
-    text = json.dumps([_PROTOCOL_VERSION, accuracy_settings(config)], sort_keys=True)
+    """12 hexadecimal digits of :func:`accuracy_settings` and of how this version evaluates and runs the algorithm."""
+    version = [_PROTOCOL_VERSION, *([_REVISIONS[config.algorithm]] if config.algorithm in _REVISIONS else [])]
+    text = json.dumps([*version, accuracy_settings(config)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

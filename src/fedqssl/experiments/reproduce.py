@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) 
         _check_all(wanted, out)
         error = run_cells(writer.cells(), out, jobs, progress, writer.ended)
         writer.write_rest()
-        _write_cells(out)
+        writer.write_cells()
     return Reproduced(writer.written(), error or writer.error())
 
 
@@ -148,7 +149,7 @@ def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
     writer.write_rest()
     if not writer.grids and not writer.unwritten:
         raise CellError(f"no cell of what is asked for is finished in {out}; run them, without --collect")
-    _write_cells(out)
+    writer.write_cells()
     return Reproduced(writer.written(), writer.error())
 
 
@@ -192,16 +193,25 @@ class _Writer:
                 self._write(experiment)
 
     def _write(self, experiment: Experiment) -> None:
-        """A table that cannot be written does not stop the cells of others."""
         del self.waiting[experiment.name]
-        try:
+        with self._noted(experiment.name):
             grid = _write(experiment, self.wanted.plan, self.out, self.progress)
+            if grid is not None:
+                self.grids[experiment.name] = grid
+
+    def write_cells(self) -> None:
+        """The list of all cells."""
+        with self._noted("cells.csv"):
+            _write_cells(self.out)
+
+    @contextmanager
+    def _noted(self, name: str) -> Iterator[None]:
+        """What cannot be written is told at the end; it stops neither cells nor other tables."""
+        try:
+            yield
         except (CellError, OSError) as error:
-            self.unwritten[experiment.name] = str(error)
-            self.progress.say(f"warning: {experiment.name} was not written: {error}")
-            return
-        if grid is not None:
-            self.grids[experiment.name] = grid
+            self.unwritten[name] = str(error)
+            self.progress.say(f"warning: {name} was not written: {error}")
 
     def error(self) -> CellError | None:
         """What could not be written, in one line."""

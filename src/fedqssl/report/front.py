@@ -165,7 +165,7 @@ def _server(run: RunData) -> str:
     if work.buffer_epochs:
         parts.append(f"{counted(work.buffer_epochs, 'epoch')} of one model on the buffer")
     if work.union_epochs:
-        parts.append(f"{counted(work.union_epochs, 'epoch')} of one model on all clients' images")
+        parts.append(f"{counted(work.union_epochs, 'epoch')} of one model on all clients' images at the clients' lr")
     if work.requantize_epochs:
         parts.append(f"{counted(work.requantize_epochs, 're-quantization epoch')} a bitwidth")
     trains = bool(parts)
