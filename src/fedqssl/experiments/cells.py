@@ -124,9 +124,12 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CellError(
-            f"{path} cannot be read ({error}); put it back, or remove the run to have it run again"
-        ) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> CellError:
+    """What to say of a damaged file of a run."""
+    return CellError(f"{path} cannot be read ({error}); put it back, or remove the run to have it run again")
 
 
 @contextmanager
@@ -149,4 +152,15 @@ def claimed(out: Path) -> Iterator[None]:
         yield
 
 
-__all__ = ["Cell", "CellError", "Plan", "State", "claimed", "differences", "read_json", "read_result", "state_of"]
+__all__ = [
+    "Cell",
+    "CellError",
+    "Plan",
+    "State",
+    "claimed",
+    "differences",
+    "read_json",
+    "read_result",
+    "state_of",
+    "unreadable",
+]

@@ -14,7 +14,7 @@ from fedqssl.cost.units import bytes_text, operations_text
 from fedqssl.data.partition import Partition
 from fedqssl.experiments import drawing, paper
 from fedqssl.experiments.catalogue import NAMES, AblationFigure, CostFigure, Row
-from fedqssl.experiments.cells import Cell, CellError, Plan, read_json
+from fedqssl.experiments.cells import Cell, Plan, read_json, unreadable
 from fedqssl.experiments.collect import Measured, at_common_seeds, measure, measure_row, seeds_in
 from fedqssl.experiments.describe import protocol_line, scale_line, settings
 from fedqssl.experiments.grid import Grid, accuracy, bits_text, to_csv
@@ -146,9 +146,7 @@ def weights_in(cells: Sequence[Cell], out: Path) -> list[float] | None:
             lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             found += [weight for line in lines for weight in line["weights"].values()]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CellError(
-                f"{path} cannot be read ({error}); put it back, or remove the run to have it run again"
-            ) from error
+            raise unreadable(path, error) from error
     return [round(min(found), 6), round(max(found), 6)] if found else None
 
 

@@ -89,7 +89,8 @@ class Algorithm:
         server: from what arrived to the aggregated state and the payloads sent back.
         client: what a client does with its payload; Algorithm 2 on local images by default.
         check: raises ContainerError for an upload that the server must not use.
-        upload: what a client sends for a model in so many bits, if that is not its container; for the cost ledger.
+        upload: what a client sends for a model in so many bits, if that is not its container. The cost ledger counts it; and
+            where a model is wanted back (local evaluation), such a client trains by Algorithm 2.
         objective: what is trained, if the algorithm does not leave it to the configuration.
         has_clients: whether clients take part at all (controls such as ``server_only`` do without).
         federates: whether models travel; if not (``local_only``), no bytes are counted.

@@ -21,9 +21,8 @@ from fedqssl.federated.updates import check_update, decode_update, encode_update
 def fed_paq(payload: bytes, job: LocalJob) -> tuple[bytes, ClientMetrics]:
     """The client's part: train, then send what changed."""
     model, metrics = train_locally(payload, job)
-    start = read_payload(
-        payload, job.settings.bits, job.task
-    )  # until here the client keeps what it received as packed bytes
+    # until here the client keeps what it received as packed bytes
+    start = read_payload(payload, job.settings.bits, job.task)
     update = {name: x - start[name] for name, x in read_state(model).items()}
     draws = generator(job.task.seed, "update rounding", job.name, job.round_number)
     return encode_update(update, job.settings.bits, draws, weight_names(model)), metrics
