@@ -1,10 +1,14 @@
 """Device tables: units, precedence, time and straggler, and what they refuse."""
 
+import dataclasses
+
 import pytest
 
 from fedqssl.config import load_config
 from fedqssl.cost import Sizes, ledger, read_devices, straggler
-from fedqssl.cost.devices import quantity
+from fedqssl.cost.amounts import BitOperations
+from fedqssl.cost.devices import device_round, quantity
+from fedqssl.cost.tables import device_lines
 from fedqssl.cost.units import bytes_text, joules_text, operations_text, seconds_text
 
 TABLE = """
@@ -57,6 +61,18 @@ def test_time_energy_and_memory(costs, write):
 def test_nothing_known_means_no_straggler(costs, write):
     rounds = read_devices(write('[default]\nmemory = "1 GiB"')).rounds(costs)
     assert straggler(rounds) is None and all(r.fits for r in rounds.values())
+
+
+def test_nobody_waits_for_clients_that_do_nothing(costs, write):
+    """The controls' clients neither train nor send."""
+    nothing = dataclasses.replace(costs.clients["client-00"], operations=BitOperations(), bytes_up=0, bytes_down=0)
+    table = read_devices(write(TABLE))
+    rounds = {"client-00": device_round(nothing, table.of("client-00", 4))}
+    assert rounds["client-00"].known and straggler(rounds) is None
+    assert (
+        device_lines(rounds)[0]
+        == "no straggler: with this algorithm clients neither train nor send or receive anything"
+    )
 
 
 def test_a_class_that_names_a_client_goes_before_its_bits(costs, write):

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fedqssl.data import DataError, DataWarning, read_parquet
+from fedqssl.data.images import at_most, drawn
+from fedqssl.data.registry import load_dataset
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -60,6 +62,25 @@ def test_limit_crosses_shards(tmp_path, limit, expected):
     write(tmp_path / "train-1.parquet", list(images[4:]), label=[1] * 3)
     data = read_parquet(str(tmp_path), limit=limit)
     assert torch.equal(data.images, images[:expected]) and data.class_names is None
+
+
+def test_only_the_images_that_are_drawn_are_decoded(tmp_path):
+    """The same ones as of the decoded set; what the others hold does not matter."""
+    images = list(pixels(9))
+    write(tmp_path / "train-0.parquet", images[:5], label=list(range(5)))
+    write(tmp_path / "train-1.parquet", images[5:], label=list(range(5, 9)))
+    whole, some = read_parquet(tmp_path), read_parquet(tmp_path, images=4)
+    assert torch.equal(some.images, at_most(whole, 4).images) and some.labels.tolist() == drawn(9, 4).tolist()
+    assert len(read_parquet(tmp_path, images=9)) == len(read_parquet(tmp_path, images=100)) == 9
+    assert len(read_parquet(tmp_path, limit=6, images=4)) == 4
+    left_out = next(row for row in range(5) if row not in some.labels)
+    images[left_out] = b"damaged"
+    write(tmp_path / "train-0.parquet", images[:5], label=list(range(5)))
+    assert torch.equal(read_parquet(tmp_path, images=4).images, some.images)
+    with pytest.raises(DataError, match=f"row {left_out}"):
+        read_parquet(tmp_path)
+    with pytest.warns(DataWarning):
+        assert len(load_dataset(f"parquet:{tmp_path}", "train", on_bad="skip", size=4, images=4)) == 4
 
 
 def test_fine_and_coarse_labels(tmp_path):

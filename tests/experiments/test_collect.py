@@ -85,6 +85,12 @@ def test_tables_share_cells_and_settings_of_one_algorithm_reach_it_alone():
     assert tuned.cell("cifar10", Row("fed_qssl", "config1"), 0).config.lr != 0.07
 
 
+def test_titles_name_the_images_that_were_used():
+    assert Plan(SCALES["small"], {}).called("cifar100") == "CIFAR-100"
+    assert Plan(SCALES["smoke"], {}).called("cifar10") == "scenes in place of CIFAR-10"
+    assert Plan(SCALES["smoke"], {"cifar10": "parquet:x"}).called("cifar10") == "CIFAR-10"
+
+
 def test_a_table_from_made_up_runs(tmp_path):
     made = {"fed_qssl": (0.60, 0.64), "fed_simclr": (0.55, 0.57), "server_only": (0.5,)}
     for algorithm, values in made.items():

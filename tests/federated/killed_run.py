@@ -1,7 +1,7 @@
 """A tiny run that kills itself with signal 9 at a chosen place: ``killed_run.py FOLDER PLACE WHOM WORKERS``.
 
-PLACE: ``clients:1`` (the first client of round 2 is done; so for ``de-quantize`` and ``re-quantize``), ``metrics``, ``saving``,
-``renaming`` (the checkpoint of round 2), ``evaluating``, ``handing out``. WHOM: ``group`` (workers too), or ``parent``.
+PLACE: ``clients:1`` (the first client of round 2 is done; so for ``de-quantize``, ``re-quantize`` and ``evaluation``),
+``metrics``, ``saving``, ``renaming`` (the checkpoint of round 2), ``handing out``. WHOM: ``group`` (workers too), or ``parent``.
 """
 
 import os
@@ -50,6 +50,5 @@ progress = Suicidal(sys.argv[2], sys.argv[3])
 tell(progress, folder.RunFolder, "append_metrics", "metrics", after=True)
 tell(progress, folder, "write_atomically", "saving", after=True)
 tell(progress, folder.os, "replace", "renaming", when=lambda source, target: Path(source).is_dir())
-tell(progress, finish, "global_accuracy", "evaluating")
 tell(progress, finish, "_hand_out", "handing out", after=True)
 start(tiny(workers=int(sys.argv[4])), Path(sys.argv[1]), progress=progress)

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 PATIENCE = 600
 """Seconds that something may take on a busy machine before a test gives up."""
 QUICK = [("clients:1", "parent", 2), ("saving", "group", 1), ("handing out", "group", 1)]
-PLACES = ["clients:0", "clients:3", "de-quantize:1", "re-quantize:1", "metrics", "renaming", "evaluating"]
+PLACES = ["clients:0", "clients:3", "de-quantize:1", "re-quantize:1", "metrics", "renaming", "evaluation:1"]
 
 
 @pytest.fixture(autouse=True)

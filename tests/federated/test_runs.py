@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
-from tiny_run import figures, model_bytes, tiny
+from tiny_run import figures, model_bytes, silent, tiny, tiny_context
 
 from fedqssl.engines.context import build_context
+from fedqssl.engines.in_process import InProcess
 from fedqssl.lowbit import load_bytes, to_bytes
 from fedqssl.lowbit.container import read_header
 from fedqssl.runs import RunError, RunFolder, RunResult, execute, resume, start
+from fedqssl.runs.evaluate import global_accuracy
 from fedqssl.runs.progress import Progress
 
 
@@ -61,6 +64,31 @@ def test_two_workers_give_the_same_bytes(finished, tmp_path):
     other = start(tiny(workers=2), tmp_path / "b", say=lambda line: None)
     assert model_bytes(other.folder) == model_bytes(finished.folder)
     assert figures(other) == figures(finished)
+
+
+def _process(context, *arguments) -> float:
+    """A judge that tells who judges."""
+    return float(os.getpid())
+
+
+def test_accuracies_are_judged_in_the_workers_where_they_have_the_images():
+    context, jobs = tiny_context(workers=2), {n: (n,) for n in ("a", "b", "c")}
+    with InProcess(context) as engine:
+        assert float(os.getpid()) not in engine.evaluate(_process, jobs).values()
+        engine.context = dataclasses.replace(
+            context, public=context.buffer()
+        )  # clients keep theirs: workers have the buffer
+        assert {*engine.evaluate(_process, jobs).values()} == {float(os.getpid())}
+
+
+def test_without_an_aggregated_model_the_mean_over_the_clients_counts(tmp_path):
+    alone, both = (
+        start(tiny(algorithm="local_only", rounds=1, workers=w), tmp_path / str(w), say=silent) for w in (1, 2)
+    )
+    assert figures(alone) == figures(both)
+    context, models = build_context(tiny(algorithm="local_only")), model_bytes(alone.folder)
+    each = [global_accuracy(context, context.bits[n], models[n]) for n in sorted(models)]
+    assert alone.global_accuracy == sum(each) / 3 and len({*each}) > 1
 
 
 def test_labels_change_no_byte_of_pre_training(finished, tmp_path):

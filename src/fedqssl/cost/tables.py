@@ -253,6 +253,8 @@ def device_lines(rounds: Mapping[str, DeviceRound]) -> list[str]:
             f"straggler: {slowest.name}; a round waits {seconds_text(slowest.seconds)} for it (median client "
             f"{seconds_text(others[len(others) // 2])}), {share:.0f}% of it in {most}"
         )
+    elif any(r.known for r in rounds.values()):
+        lines.append("no straggler: with this algorithm clients neither train nor send or receive anything")
     else:
         lines.append("no straggler can be named: the device table has no uplink, downlink or operations_per_second")
     if short := [r.name for r in rounds.values() if r.fits is False]:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from fedqssl.config import RunConfig
 from fedqssl.data.fetch import Progress
-from fedqssl.data.images import ImageSet
+from fedqssl.data.images import ImageSet, at_most
 from fedqssl.data.partition import Partition, build_partition
 from fedqssl.data.registry import load_dataset
 
 
 def training_split(config: RunConfig, progress: Progress | None = None) -> tuple[ImageSet, Partition]:
     """All clients' images with the buffer's, no more than ``config.images`` of them, and whose they are."""
-    train = load_dataset(config.data, "train", config.data_dir, on_bad=config.on_bad, progress=progress)
-    if config.partition == "natural" and _names_are_labels(train):
-        train = dataclasses.replace(train, labels=None)
-    if config.images is not None and config.images < len(train.images):
-        keep = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(0))[: config.images]
-        train = train.subset(keep.sort().values)
+    natural = config.partition == "natural"
+    images = None if natural else config.images  # only all of them tell what their folders' names mean
+    train = load_dataset(config.data, "train", config.data_dir, config.on_bad, progress=progress, images=images)
+    if natural:
+        if _names_are_labels(train):
+            train = dataclasses.replace(train, labels=None)
+        train = at_most(train, config.images)
     partition = build_partition(
         train,
         config.partition,
-        None if config.partition == "natural" else config.clients,
+        None if natural else config.clients,
         beta=config.beta,
         classes_per_client=config.classes_per_client,
         minority=config.minority,

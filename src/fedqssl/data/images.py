@@ -90,6 +90,19 @@ def _check_labels(labels: Tensor, count: int, names: tuple[str, ...] | None) -> 
         raise DataError(f"label {high} has no name among {len(names)} class names; name every class")
 
 
+def drawn(count: int, images: int | None) -> Tensor | None:
+    """Positions of no more than ``images`` of so many, in order and always the same; None for all of them."""
+    if images is None or images >= count:
+        return None
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:images].sort().values
+
+
+def at_most(data: ImageSet, images: int | None) -> ImageSet:
+    """No more than so many images of a set; itself if it has no more."""
+    keep = drawn(len(data), images)
+    return data if keep is None else data.subset(keep)
+
+
 def resized(data: ImageSet, size: int) -> ImageSet:
     """The same set with images of ``size x size`` (centre square, antialiased bilinear); itself if it already is."""
     if size < 1:
@@ -111,4 +124,4 @@ def resized(data: ImageSet, size: int) -> ImageSet:
     return ImageSet(torch.cat([empty, *pieces]), data.labels, data.class_names, data.groups)
 
 
-__all__ = ["DataError", "DataWarning", "ImageSet", "resized"]
+__all__ = ["DataError", "DataWarning", "ImageSet", "at_most", "drawn", "resized"]

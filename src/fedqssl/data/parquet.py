@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedqssl.data.images import DataError, ImageSet
+from fedqssl.data.images import DataError, ImageSet, drawn
 from fedqssl.data.pixels import CorruptImageError, OnBad, check_on_bad, decode, import_extra, line, warn_skipped
 
 IMAGE_COLUMNS = ("img", "image")
@@ -40,6 +40,7 @@ def read_parquet(
     group: str | None = None,
     size: int | None = None,
     on_bad: OnBad = "error",
+    images: int | None = None,
 ) -> ImageSet:
     """Read and decode one split of a folder of parquet shards, in the order of the shards' names.
 
@@ -51,6 +52,7 @@ def read_parquet(
         group: column that names each image's natural client; by default ``client``, ``client_id``, ..., if any.
         size: resize the centre square of every image; by default they must all have one size.
         on_bad: what to do with a corrupt image: ``error``, or ``skip`` it with a warning that names it.
+        images: decode no more than so many rows, drawn from all, always the same; the others are not looked at.
 
     Raises:
         DataError: the folder, split, column or an image is missing or unusable.
@@ -67,14 +69,14 @@ def read_parquet(
     with _open(parquet, shards[0]) as first:
         columns = _columns(first.schema_arrow, shards[0], label, group)
         names = _class_names(first.schema_arrow.metadata, columns.label)
-    rows = _rows(parquet, shards, columns, limit)
-    images, labels, groups, skipped = _decoded(rows, columns, size, on_bad)
+    rows = _chosen(_rows(parquet, shards, columns, limit), _count(parquet, shards, limit), images)
+    pixels, labels, groups, skipped = _decoded(rows, columns, size, on_bad)
     warn_skipped(skipped, shards[0].parent)
-    if not images:
+    if not pixels:
         raise DataError(
             f"{shards[0].parent}: split '{split}' has no {'usable ' if skipped else ''}rows; check the files"
         )
-    stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()  # (N, 3, H, W)
+    stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()  # (N, 3, H, W)
     return ImageSet(
         stacked,
         _labels(labels, shards[0], columns.label) if columns.label else None,
@@ -180,6 +182,24 @@ def _rows(parquet: Any, shards: list[Path], columns: _Columns, limit: int | None
                     yield f"{shard}, row {row}", cell, label, group
                     row += 1
                     left = None if left is None else left - 1
+
+
+def _count(parquet: Any, shards: list[Path], limit: int | None) -> int:
+    """How many rows there are, from the shards' own tables of contents."""
+    total = 0
+    for shard in shards:
+        with _open(parquet, shard) as file:
+            total += int(file.metadata.num_rows)
+    return total if limit is None else min(total, limit)
+
+
+def _chosen(rows: Iterator[_Row], count: int, images: int | None) -> Iterator[_Row]:
+    """The rows that :func:`fedqssl.data.images.drawn` draws."""
+    keep = drawn(count, images)
+    if keep is None:
+        return rows
+    wanted = set(keep.tolist())
+    return (row for number, row in enumerate(rows) if number in wanted)
 
 
 def _batches(file: Any, wanted: list[str], shard: Path) -> Iterator[Any]:

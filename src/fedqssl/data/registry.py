@@ -13,7 +13,7 @@ from fedqssl.data.cifar import read_cifar
 from fedqssl.data.digits import digits
 from fedqssl.data.fetch import Progress
 from fedqssl.data.folder import read_folder
-from fedqssl.data.images import DataError, ImageSet, resized
+from fedqssl.data.images import DataError, ImageSet, at_most, resized
 from fedqssl.data.parquet import read_parquet
 from fedqssl.data.pixels import OnBad, check_on_bad
 from fedqssl.data.scenes import scenes
@@ -34,6 +34,7 @@ class Request:
     size: int
     path: Path
     progress: Progress | None
+    images: int | None
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ DATASETS: dict[str, Dataset] = {
         Dataset(
             "parquet",
             "parquet:PATH, a folder of train-*.parquet and test-*.parquet in the Hugging Face layout",
-            lambda request: read_parquet(request.path, request.split, size=request.size, on_bad=request.on_bad),
+            lambda request: _parquet(request),
             takes_path=True,
         ),
     )
@@ -103,6 +104,12 @@ def _cifar(name: str, request: Request) -> ImageSet:
     return resized(read_cifar(name, request.split, request.data_dir, request.progress), request.size)
 
 
+def _parquet(request: Request) -> ImageSet:
+    # Where bad rows are left out, only decoding all of them tells how many there are to choose from.
+    images = request.images if request.on_bad == "error" else None
+    return read_parquet(request.path, request.split, size=request.size, on_bad=request.on_bad, images=images)
+
+
 def load_dataset(
     spec: str,
     split: Split,
@@ -110,6 +117,7 @@ def load_dataset(
     on_bad: OnBad = "error",
     size: int = 32,
     progress: Progress | None = None,
+    images: int | None = None,
 ) -> ImageSet:
     """Load one split of a dataset.
 
@@ -120,6 +128,7 @@ def load_dataset(
         on_bad: a corrupt image of a folder or parquet file is an ``error``, or is left out with a warning (``skip``).
         size: height and width of the images returned.
         progress: told about downloads.
+        images: no more than so many, drawn from all, always the same.
 
     Raises:
         DataError: one line that says what to do.
@@ -139,10 +148,11 @@ def load_dataset(
     check_on_bad(on_bad)
     if size < 1:
         raise DataError(f"size must be at least 1, not {size}; 32 is usual")
-    key = (spec, split, data_dir, on_bad, size)
+    key = (spec, split, data_dir, on_bad, size, images)
     if _KEPT is not None and key in _KEPT:
         return _KEPT[key]
-    found = entry.load(Request(split, data_dir, on_bad, size, Path(path).expanduser(), progress))
+    found = entry.load(Request(split, data_dir, on_bad, size, Path(path).expanduser(), progress, images))
+    found = at_most(found, images)
     if _KEPT is not None:
         _KEPT[key] = found
     return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from fedqssl.federated.algorithms.base import Workers
 from fedqssl.federated.client import ClientMetrics
+
+Key = TypeVar("Key")
 
 
 class Engine(Workers, Protocol):
@@ -22,6 +24,10 @@ class Engine(Workers, Protocol):
 
     def server_round(self, round_number: int, lr: float, server_lr: float, aggregated: bytes | None) -> None:
         """Set the round, the learning rate and the model before it, for the server's operators."""
+
+    def evaluate(self, judge: Callable[..., float], jobs: Mapping[Key, tuple[Any, ...]]) -> dict[Key, float]:
+        """``judge(context, *arguments)`` of every job, wherever there is room; a module's function, long jobs first."""
+        ...
 
     def peak_memory(self) -> int:
         """Largest resident size so far of a process of the server's."""

@@ -33,6 +33,7 @@ from fedqssl.lowbit import NonFiniteError
 Tick = Callable[[str, int, int], None]
 """(what is being done, how many are done, of how many)."""
 Self = TypeVar("Self", bound="ServerSide")
+Key = TypeVar("Key")
 _CONTEXT: Context | None = None
 
 
@@ -130,11 +131,13 @@ class ServerSide:
         if self.shared is not None:
             self.shared.__exit__(kind, error, trace)
 
-    def _run(self, what: str, function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:
-        """Results by job key, whatever the order in which they come."""
+    def _run(
+        self, what: str, function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]], here: bool = False
+    ) -> dict[Any, Any]:
+        """Results by job key, whatever the order in which they come; ``here``: in this process in any case."""
         done: dict[Any, Any] = {}
         self.tick(what, 0, len(jobs))
-        if self.pool is None:
+        if self.pool is None or here:
             for key, arguments in jobs.items():
                 done[key] = function(self.context, *arguments)
                 self.tick(what, len(done), len(jobs))
@@ -153,6 +156,10 @@ class ServerSide:
                 "a worker process died, perhaps for lack of memory (workers = 1 in config.toml needs less)"
             ) from error
         return {key: done[key] for key in jobs}
+
+    def evaluate(self, judge: Callable[..., float], jobs: Mapping[Key, tuple[Any, ...]]) -> dict[Key, float]:
+        """See :class:`fedqssl.engines.engine.Engine`; in this process where the workers have the buffer alone."""
+        return self._run("evaluation", judge, jobs, here=self.context.public is not None)
 
     def peak_memory(self) -> int:
         """Largest resident size so far of this process or of one worker."""

@@ -6,6 +6,7 @@ A worker would otherwise read and decode the data set again: minutes for large o
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import tempfile
@@ -26,17 +27,25 @@ class Attachment:
 
     context: Context
     path: str
-    shape: tuple[int, ...]
+    train: tuple[int, ...]
+    test: tuple[int, ...]
 
     def open(self) -> Context:
-        """The context with the shared training images; workers never see the test set."""
-        mapped = np.memmap(self.path, dtype=np.uint8, mode="c", shape=self.shape)
-        train = self.context.train
-        return replace(self.context, train=ImageSet(torch.from_numpy(mapped), train.labels, train.class_names))
+        """The context with the shared images."""
+        train = self._mapped(self.context.train, self.train, 0)
+        test = self._mapped(self.context.test, self.test, math.prod(self.train))
+        return replace(self.context, train=train, test=test)
+
+    def _mapped(self, described: ImageSet, shape: tuple[int, ...], offset: int) -> ImageSet:
+        """A set with its images, which begin at this byte of the file."""
+        images = torch.empty(shape, dtype=torch.uint8)
+        if math.prod(shape):  # nothing cannot be mapped
+            images = torch.from_numpy(np.memmap(self.path, dtype=np.uint8, mode="c", offset=offset, shape=shape))
+        return ImageSet(images, described.labels, described.class_names)
 
 
 class SharedImages:
-    """A context's training images in a temporary file, for as long as this is open."""
+    """A context's images in a temporary file, training set first, for as long as this is open."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -44,17 +53,16 @@ class SharedImages:
         self.handle, self.path = handle, Path(name)
 
     def __enter__(self) -> Attachment:
-        images = self.context.train.images.contiguous()
+        train, test = self.context.train, self.context.test
         path = str(self.path)
         if sys.platform == "linux":  # no name is needed there, so that a killed run leaves no file behind
             path = f"/proc/{os.getpid()}/fd/{self.handle}"
             self.path.unlink()
         with os.fdopen(os.dup(self.handle), "wb") as file:
-            images.numpy().tofile(file)
-        empty = ImageSet(images[:0], None, self.context.train.class_names)
-        labels = self.context.train.labels
-        slim = replace(self.context, train=_Labelled(empty.images, labels, empty.class_names), test=empty)
-        return Attachment(slim, path, tuple(images.shape))
+            for part in (train, test):
+                part.images.contiguous().numpy().tofile(file)
+        slim = replace(self.context, train=_without_images(train), test=_without_images(test))
+        return Attachment(slim, path, tuple(train.images.shape), tuple(test.images.shape))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -62,6 +70,10 @@ class SharedImages:
         os.close(self.handle)
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
+
+
+def _without_images(part: ImageSet) -> ImageSet:
+    return _Labelled(part.images[:0], part.labels, part.class_names)
 
 
 class _Labelled(ImageSet):

@@ -41,9 +41,13 @@ class Row:
         return f"{name} (Full)" if self.precision == "full" else name
 
 
+DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+"""How titles print the paper's datasets."""
+
+
 @dataclass(frozen=True)
 class Table:
-    """One table: rows in groups that a line separates."""
+    """One table: rows in groups that a line separates; the ``title`` leaves out the dataset, which a scale may replace."""
 
     name: str
     title: str
@@ -62,7 +66,7 @@ class Table:
 class AblationFigure:
     """Accuracy of one or more rows over the values of a setting (``Scale.points``).
 
-    ``counts_server``: every point says how many bit operations the server spent in all rounds, by the ledger.
+    ``counts_server``: the horizontal axis is how many bit operations the server spent in all rounds, by the ledger.
     """
 
     name: str
@@ -101,7 +105,7 @@ TABLES: dict[str, Table] = {
     for table in (
         Table(
             "table1",
-            "CIFAR-10, 20% 4-bit, 30% 6-bit, 30% 8-bit and 20% 12-bit clients",
+            "20% 4-bit, 30% 6-bit, 30% 8-bit and 20% 12-bit clients",
             "cifar10",
             "config1",
             _groups("config1", SUPERVISED + SELF_SUPERVISED, CONTROLS, full=FULL),
@@ -109,7 +113,7 @@ TABLES: dict[str, Table] = {
         ),
         Table(
             "table2",
-            "CIFAR-10, 50% 6-bit and 50% 12-bit clients",
+            "50% 6-bit and 50% 12-bit clients",
             "cifar10",
             "config2",
             _groups("config2", SUPERVISED + SELF_SUPERVISED, CONTROLS, full=FULL),
@@ -117,7 +121,7 @@ TABLES: dict[str, Table] = {
         ),
         Table(
             "table3",
-            "CIFAR-100, 50% 6-bit and 50% 12-bit clients",
+            "50% 6-bit and 50% 12-bit clients",
             "cifar100",
             "config2",
             _groups("config2", SELF_SUPERVISED, CONTROLS, full=FULL),
@@ -125,7 +129,7 @@ TABLES: dict[str, Table] = {
         ),
         Table(
             "table_low",
-            "CIFAR-10, 30% 2-bit, 30% 3-bit and 40% 4-bit clients (not in the paper)",
+            "30% 2-bit, 30% 3-bit and 40% 4-bit clients (not in the paper)",
             "cifar10",
             "low",
             _groups("low", ("fed_simclr", "fed_qssl"), ("server_only", "untrained")),
@@ -172,7 +176,7 @@ FIGURES: dict[str, AblationFigure | CostFigure] = {
             "what federation adds at equal server work: Fed-QSSL and the server alone",
             "Server work",
             "server.dequantize_epochs",
-            "server epochs on the buffer per client and round",
+            "bit operations of the server in all rounds",
             logarithmic=False,
             rows=(Row("fed_qssl", "config1"), Row("server_only", "config1")),
             counts_server=True,
@@ -189,4 +193,15 @@ FIGURES: dict[str, AblationFigure | CostFigure] = {
 
 EXPERIMENTS: Mapping[str, Experiment] = {**TABLES, **FIGURES}
 
-__all__ = ["EXPERIMENTS", "FIGURES", "NAMES", "TABLES", "AblationFigure", "CostFigure", "Experiment", "Row", "Table"]
+__all__ = [
+    "DATASETS",
+    "EXPERIMENTS",
+    "FIGURES",
+    "NAMES",
+    "TABLES",
+    "AblationFigure",
+    "CostFigure",
+    "Experiment",
+    "Row",
+    "Table",
+]

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from fedqssl.config import RunConfig, load_config
 from fedqssl.config.load import accuracy_settings
-from fedqssl.experiments.catalogue import AblationFigure, Experiment, Row
+from fedqssl.experiments.catalogue import DATASETS, AblationFigure, Experiment, Row
 from fedqssl.experiments.scales import Scale
 from fedqssl.runs import RunResult
 
@@ -52,6 +52,11 @@ class Plan:
 
     scale: Scale
     data: dict[str, str]
+
+    def called(self, dataset: str) -> str:
+        """The dataset as titles print it; where embedded images stand in for it, they say so."""
+        base, name = self.scale.bases[dataset], DATASETS[dataset]
+        return name if base.label == dataset or dataset in self.data else f"{base.label} in place of {name}"
 
     def cell(self, dataset: str, row: Row, seed: int, setting: tuple[str, float] | None = None) -> Cell:
         """The run of a row at a seed; ``setting`` is a point of an ablation, which is the plain cell if it changes nothing."""

@@ -72,8 +72,9 @@ def _save(canvas: Any, path: Path) -> Path:
 
 
 def _ablation(canvas: Any, axis: Any, figure: AblationFigure, points: Sequence[Mapping[str, Any]]) -> None:
-    """Global and local accuracy over the setting's values."""
-    values = sorted({p[figure.setting] for p in points})
+    """Global and local accuracy over the setting's values, or over the server's work that they make."""
+    key = "server_operations" if figure.counts_server else figure.setting
+    unit, power = _unit("operations", points, key) if figure.counts_server else (1, "")
     several = len(figure.rows) > 1
     for i, row in enumerate(figure.rows):
         mine = [p for p in points if p["algorithm"] == row.algorithm]
@@ -82,15 +83,23 @@ def _ablation(canvas: Any, axis: Any, figure: AblationFigure, points: Sequence[M
                 label = "global accuracy" if name == "global" else "local accuracy (mean of clients)"
                 label = f"{row.title}: {name}" if several else label
                 fill = {"markerfacecolor": "white", "alpha": 0.75} if i else {}
-                places, heights = [p[figure.setting] for p in mine], [p[name] for p in mine]
+                places, heights = [p[key] / unit for p in mine], [p[name] for p in mine]
                 axis.errorbar(places, heights, yerr=_bars(mine, name), capsize=3, label=label, **look, **fill)
     if figure.logarithmic:
         axis.set_xscale("log")
-    axis.set_xticks(values, [f"{v:g}" for v in values])
-    axis.set_xticks([], minor=True)
-    axis.set(xlabel=figure.axis, ylabel="accuracy, %")
+    if not figure.counts_server:
+        values = sorted({p[key] for p in points})
+        axis.set_xticks(values, [f"{v:g}" for v in values])
+        axis.set_xticks([], minor=True)
+    axis.set(xlabel=f"{figure.axis}, {power}".rstrip(", "), ylabel="accuracy, %")
     axis.grid(alpha=0.3)
     canvas.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+
+
+def _unit(quantity: str, points: Sequence[Mapping[str, Any]], key: str) -> tuple[float, str]:
+    """The largest unit that the largest amount has at least one of, and its name."""
+    largest = max((p[key] for p in points), default=1)
+    return next((u, n) for u, n in UNITS[quantity] if largest >= u or u == 1)
 
 
 def _bars(points: Sequence[Mapping[str, Any]], name: str) -> list[float] | None:
@@ -103,7 +112,7 @@ def _cost(canvas: Any, axis: Any, figure: CostFigure, points: Sequence[Mapping[s
     """Stacked bars of what is spent, and the local accuracy on the right."""
     parts = PARTS[figure.quantity]
     largest = max((p["total"] for p in points), default=1)
-    unit, name = next((u, n) for u, n in UNITS[figure.quantity] if largest >= u or u == 1)
+    unit, name = _unit(figure.quantity, points, "total")
     places = list(range(len(points)))
     below = [0.0] * len(points)
     for part, (colour, hatch) in zip(parts, FILLS, strict=False):

@@ -56,12 +56,17 @@ class Filled:
             "protocol": protocol(self.plan.cell(self.table.dataset, row, 0).config),
         }
 
+    @property
+    def title(self) -> str:
+        """The dataset and the clients."""
+        return f"{self.plan.called(self.table.dataset)}, {self.table.title}"
+
     def to_json(self) -> dict[str, Any]:
         """The whole of ``<name>.json``."""
         config = self.plan.cell(self.table.dataset, Row(METHOD, self.table.precision), 0).config
         return {
             "name": self.table.name,
-            "title": self.table.title,
+            "title": self.title,
             "scale": self.plan.scale.name,
             "rows": self.records(),
             "missing": [asdict(row) for row in self.table.rows if row not in self.found],
@@ -75,7 +80,7 @@ class Filled:
         ours = ("Global", "Global, paper", "Local", "Local, paper") if compares else ("Global", "Local")
         groups = [[row for row in group if row in self.found] for group in self.table.groups]
         return Grid(
-            f"{self.table.name}: {self.table.title} ({self.plan.scale.name})",
+            f"{self.table.name}: {self.title} ({self.plan.scale.name})",
             ("Algorithm", *ours, "Seeds"),
             tuple(tuple(self._cells(row, compares) for row in group) for group in groups if group),
             self._notes(),

@@ -271,18 +271,13 @@ def _labels(data: Mapping[str, Any]) -> Labels | None:
 
 def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labels | None:
     """For runs of older versions, which did not note their labels: read the data again, if they are at hand."""
-    import torch
-
     from fedqssl.data.partition import Partition, label_counts
     from fedqssl.data.registry import load_dataset
 
     if config.data.startswith("cifar") and config.data_dir is None:
         return None  # could start a download
     try:
-        train = load_dataset(config.data, "train", config.data_dir, on_bad=config.on_bad)
-        if config.images is not None and config.images < len(train.images):
-            keep = torch.randperm(len(train.images), generator=torch.Generator().manual_seed(0))[: config.images]
-            train = train.subset(keep.sort().values)
+        train = load_dataset(config.data, "train", config.data_dir, config.on_bad, images=config.images)
         if train.labels is None:
             return None
         counts = label_counts(Partition.from_json(dict(partition)), train.labels)

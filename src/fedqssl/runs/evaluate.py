@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, fx
 
 from fedqssl.engines.context import Context
+from fedqssl.engines.engine import Engine
 from fedqssl.evaluation import extract_features, knn_accuracy, linear_probe
 from fedqssl.evaluation.collapse import Collapse, collapse_signals
 from fedqssl.evaluation.local import fit_lowbit_classifier
@@ -17,6 +19,7 @@ from fedqssl.lowbit import load_bytes
 from fedqssl.models.network import feature_extractor
 from fedqssl.ssl.views import two_views
 
+Which = Literal["global", "local"]
 Labeled = tuple[Tensor, Tensor]
 """Images with their labels."""
 MONITOR_IMAGES = 1000
@@ -83,39 +86,45 @@ def _classified(model: fx.GraphModule, images: Tensor, labels: Tensor) -> float:
     return float((extract_features(model, images).argmax(1) == labels).double().mean())
 
 
-def global_accuracy(context: Context, aggregated: bytes | None, payloads: Mapping[str, bytes]) -> float | None:
-    """Of the aggregated model on the uniform test set; without one, the mean over the clients' own models.
-
-    Self-supervised: a linear probe. Supervised: the model's own classifier.
-    """
-    if context.test.labels is None or context.train.labels is None:
-        return None
-    if aggregated is None:
-        found = [_probed(context, load(context.task, context.bits[n], payloads[n])) for n in sorted(payloads)]
-        return sum(found) / len(found)
-    model = load(context.task, 32, aggregated)
-    if context.task.supervised:
-        return _classified(model, context.test.images, context.test.labels)
-    return _probed(context, model)
+def global_accuracy(context: Context, bits: int, payload: bytes) -> float:
+    """Of a model on the uniform test set. Self-supervised: a linear probe. Supervised: the model's own classifier."""
+    model = load(context.task, bits, payload)
+    if not context.task.supervised:
+        return _probed(context, model)
+    assert context.test.labels is not None
+    return _classified(model, context.test.images, context.test.labels)
 
 
-def client_accuracies(context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
-    """Every client in its own bits, tested on its own held-out images.
+def client_accuracy(context: Context, name: str, payload: bytes) -> float:
+    """Of a client in its own bits, tested on its own held-out images.
 
     Self-supervised: an s-bit classifier on the client's frozen s-bit extractor. Supervised: the model as it is given here.
     """
-    labels = context.train.labels
-    if labels is None or context.test.labels is None:
-        return {}
-    found = {}
-    for name in sorted(payloads):
-        split = context.partition.clients[name]
-        held = (
-            (context.train.images[split.train], labels[split.train]),
-            (context.train.images[split.test], labels[split.test]),
-        )
-        found[name] = own_accuracy(context.task, name, context.bits[name], payloads[name], *held)
-    return found
+    split, images, labels = context.partition.clients[name], context.train.images, context.train.labels
+    assert labels is not None
+    train, test = ((images[part], labels[part]) for part in (split.train, split.test))
+    return own_accuracy(context.task, name, context.bits[name], payload, train, test)
+
+
+def judge(context: Context, which: Which, name: str, payload: bytes) -> float:
+    """One accuracy of a run: a job for any process that has the images; the aggregated model has no name."""
+    if which == "local":
+        return client_accuracy(context, name, payload)
+    return global_accuracy(context, context.bits[name] if name else 32, payload)
+
+
+def evaluate(
+    context: Context, engine: Engine, models: Mapping[str, bytes], own: Mapping[str, bytes]
+) -> tuple[float | None, dict[str, float]]:
+    """Global accuracy, the mean over ``models``, and the local one of each client's ``own``; nothing without labels."""
+    if not has_labels(context):
+        return None, {}
+    size = {n: len(context.partition.clients[n].train) for n in own}
+    jobs: dict[tuple[Which, str], bytes] = {("global", n): models[n] for n in sorted(models)}
+    jobs |= {("local", n): own[n] for n in sorted(own, key=lambda n: (-size[n], n))}
+    found = engine.evaluate(judge, {key: (*key, payload) for key, payload in jobs.items()})
+    shares = [found["global", n] for n in sorted(models)]
+    return sum(shares) / len(shares), {n: found["local", n] for n in sorted(own)}
 
 
 def own_accuracy(task: Task, name: str, bits: int, payload: bytes, train: Labeled, test: Labeled) -> float:

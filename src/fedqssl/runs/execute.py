@@ -28,7 +28,6 @@ from fedqssl.federated.algorithms import ALGORITHMS
 from fedqssl.files import absolute
 from fedqssl.quant import kernels
 from fedqssl.runs.describe import describe_data
-from fedqssl.runs.evaluate import client_accuracies
 from fedqssl.runs.finish import Accuracies, finish
 from fedqssl.runs.folder import Checkpoint, RunError, RunFolder
 from fedqssl.runs.play import first_checkpoint, play
@@ -199,11 +198,12 @@ def play_to_end(
     checkpoint: Checkpoint,
     progress: Progress,
     arrivals: Arrivals = _nobody_new,
-    accuracies: Accuracies = client_accuracies,
+    accuracies: Accuracies | None = None,
 ) -> RunResult:
     """The rounds after a checkpoint, each with a checkpoint of its own, then the evaluation.
 
-    ``arrivals`` is asked before each round for clients that are new; ``accuracies`` says how clients' own models are judged.
+    ``arrivals`` is asked before each round for clients that are new; ``accuracies`` judges the clients' own models,
+    where the engine's processes cannot.
     """
     config = context.config
     folder.cut_metrics(checkpoint.rounds_done)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from fedqssl.config import protocol
 from fedqssl.engines.context import Context
 from fedqssl.engines.engine import Engine
-from fedqssl.runs.evaluate import client_accuracies, global_accuracy, has_labels
+from fedqssl.runs.evaluate import evaluate, has_labels
 from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
 from fedqssl.runs.play import learning_rate
 from fedqssl.runs.plots import draw
@@ -24,14 +24,13 @@ def finish(
     folder: RunFolder,
     checkpoint: Checkpoint,
     progress: Progress,
-    accuracies: Accuracies = client_accuracies,
+    accuracies: Accuracies | None = None,
 ) -> RunResult:
-    """Evaluate, hand every client its model, write the result."""
+    """Evaluate, hand every client its model, write the result; ``accuracies`` stands in for clients' own models judged here."""
     config = context.config
     progress.say(
         "evaluating" if has_labels(context) else "these data have no labels, so there is no accuracy to measure"
     )
-    total = global_accuracy(context, checkpoint.aggregated, checkpoint.payloads)
     own = checkpoint.payloads
     if context.task.supervised:  # section 8: the client's own model after local training
         rate = learning_rate(config, config.rounds - 1)
@@ -39,7 +38,10 @@ def finish(
         for name, why in sorted(failed.items()):
             progress.say(f"warning: {name} was not trained on its own images at the end: {why}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
-    local = accuracies(context, own)
+    models = checkpoint.payloads if checkpoint.aggregated is None else {"": checkpoint.aggregated}
+    total, local = evaluate(context, engine, models, own if accuracies is None else {})
+    if accuracies is not None:
+        local = accuracies(context, own)
     clients = {name: _hand_out(context, folder, checkpoint, name, local.get(name)) for name in sorted(context.bits)}
     known = [c.local_accuracy for c in clients.values() if c.local_accuracy is not None]
     result = RunResult(
