@@ -1,3 +1,4 @@
+import dataclasses
 import sys
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import torch
 
 from fedqssl.data.digits import digits
 from fedqssl.data.images import DataError
-from fedqssl.data.registry import DATASETS, load_dataset
+from fedqssl.data.registry import DATASETS, kept_datasets, load_dataset
 from fedqssl.data.scenes import scenes
 from fedqssl.evaluation.probe import linear_probe
 
@@ -75,6 +76,18 @@ def test_cifar_looks_in_data_dir(tmp_path):
     assert data.images.shape == (1, 3, 16, 16) and data.labels.tolist() == [3]
 
 
+def test_kept_sets_are_read_once_however_many_images_are_wanted(tmp_path, monkeypatch):
+    image, read = pytest.importorskip("PIL.Image"), []
+    for j in range(6):
+        image.new("L", (8, 8), 40 * j).save(tmp_path / f"{j}.png")
+    entry = DATASETS["folder"]
+    counting = dataclasses.replace(entry, load=lambda request: read.append(request) or entry.load(request))
+    monkeypatch.setitem(DATASETS, "folder", counting)
+    with kept_datasets():
+        sizes = [len(load_dataset(f"folder:{tmp_path}", "train", size=8, images=n)) for n in (2, 3, 100, None)]
+    assert sizes[:2] == [2, 3] and sizes[2] == sizes[3] > 3 and len(read) == 1
+
+
 @pytest.mark.parametrize(
     "spec, arguments, message",
     [
@@ -88,6 +101,7 @@ def test_cifar_looks_in_data_dir(tmp_path):
         ("scenes", {"split": "val"}, "use train or test"),
         ("scenes", {"size": 0}, "size"),
         ("scenes", {"on_bad": "maybe"}, "on_bad"),
+        ("scenes", {"images": 0}, "images must be at least 1"),
     ],
 )
 def test_bad_requests(spec, arguments, message):

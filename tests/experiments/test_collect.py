@@ -87,7 +87,8 @@ def test_tables_share_cells_and_settings_of_one_algorithm_reach_it_alone():
 
 def test_titles_name_the_images_that_were_used():
     assert Plan(SCALES["small"], {}).called("cifar100") == "CIFAR-100"
-    assert Plan(SCALES["smoke"], {}).called("cifar10") == "scenes in place of CIFAR-10"
+    for data in ({}, {"cifar10": "scenes"}):  # as asked for, or as cells that are there say
+        assert Plan(SCALES["smoke"], data).called("cifar10") == "scenes in place of CIFAR-10"
     assert Plan(SCALES["smoke"], {"cifar10": "parquet:x"}).called("cifar10") == "CIFAR-10"
 
 

@@ -10,6 +10,7 @@ from tiny_run import figures, model_bytes, silent, tiny, tiny_context
 
 from fedqssl.engines.context import build_context
 from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.sharing import SharedImages
 from fedqssl.lowbit import load_bytes, to_bytes
 from fedqssl.lowbit.container import read_header
 from fedqssl.runs import RunError, RunFolder, RunResult, execute, resume, start
@@ -79,6 +80,16 @@ def test_accuracies_are_judged_in_the_workers_where_they_have_the_images():
             context, public=context.buffer()
         )  # clients keep theirs: workers have the buffer
         assert {*engine.evaluate(_process, jobs).values()} == {float(os.getpid())}
+
+
+def test_workers_get_no_second_copy_of_the_images():
+    context = tiny_context()
+    with SharedImages(context) as attachment:
+        for part in (attachment.context.train, attachment.context.test):
+            assert part.images.untyped_storage().nbytes() == 0 and part.labels is not None
+        opened = attachment.open()
+        assert torch.equal(opened.train.images, context.train.images)
+        assert torch.equal(opened.test.images, context.test.images)
 
 
 def test_without_an_aggregated_model_the_mean_over_the_clients_counts(tmp_path):

@@ -261,7 +261,7 @@ def device_round(client: ClientCost, device: Device) -> DeviceRound:
 
 
 def straggler(rounds: Mapping[str, DeviceRound]) -> DeviceRound | None:
-    """The client that a round waits for; None if nothing is known that takes time, or nobody does anything."""
+    """The client that a round waits for; None if nothing that is known takes time."""
     known = [r for r in rounds.values() if r.known and r.seconds > 0]
     return max(known, key=lambda r: r.seconds) if known else None
 

@@ -247,14 +247,14 @@ def device_lines(rounds: Mapping[str, DeviceRound]) -> list[str]:
     if slowest is not None:
         parts = {"download": slowest.download, "training": slowest.compute, "upload": slowest.upload}
         most = max(parts, key=lambda k: parts[k])
-        share = 100 * parts[most] / slowest.seconds if slowest.seconds else 0
+        share = 100 * parts[most] / slowest.seconds
         others = sorted(r.seconds for r in rounds.values() if r.known)
         lines.append(
             f"straggler: {slowest.name}; a round waits {seconds_text(slowest.seconds)} for it (median client "
             f"{seconds_text(others[len(others) // 2])}), {share:.0f}% of it in {most}"
         )
     elif any(r.known for r in rounds.values()):
-        lines.append("no straggler: with this algorithm clients neither train nor send or receive anything")
+        lines.append("no straggler: with this algorithm nothing that the device table gives a rate for takes time")
     else:
         lines.append("no straggler can be named: the device table has no uplink, downlink or operations_per_second")
     if short := [r.name for r in rounds.values() if r.fits is False]:

@@ -92,6 +92,8 @@ def _check_labels(labels: Tensor, count: int, names: tuple[str, ...] | None) -> 
 
 def drawn(count: int, images: int | None) -> Tensor | None:
     """Positions of no more than ``images`` of so many, in order and always the same; None for all of them."""
+    if images is not None and images < 1:
+        raise DataError(f"images must be at least 1, not {images}; leave it out to take all")
     if images is None or images >= count:
         return None
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:images].sort().values

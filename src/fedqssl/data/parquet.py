@@ -69,7 +69,9 @@ def read_parquet(
     with _open(parquet, shards[0]) as first:
         columns = _columns(first.schema_arrow, shards[0], label, group)
         names = _class_names(first.schema_arrow.metadata, columns.label)
-    rows = _chosen(_rows(parquet, shards, columns, limit), _count(parquet, shards, limit), images)
+    rows = _rows(parquet, shards, columns, limit)
+    if images is not None:
+        rows = _chosen(rows, drawn(_count(parquet, shards, limit), images))
     pixels, labels, groups, skipped = _decoded(rows, columns, size, on_bad)
     warn_skipped(skipped, shards[0].parent)
     if not pixels:
@@ -193,9 +195,8 @@ def _count(parquet: Any, shards: list[Path], limit: int | None) -> int:
     return total if limit is None else min(total, limit)
 
 
-def _chosen(rows: Iterator[_Row], count: int, images: int | None) -> Iterator[_Row]:
-    """The rows that :func:`fedqssl.data.images.drawn` draws."""
-    keep = drawn(count, images)
+def _chosen(rows: Iterator[_Row], keep: Tensor | None) -> Iterator[_Row]:
+    """The rows at these positions; None keeps all."""
     if keep is None:
         return rows
     wanted = set(keep.tolist())

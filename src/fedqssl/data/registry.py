@@ -39,12 +39,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A source of images; ``takes_path`` ones are written ``name:PATH``."""
+    """A source of images; ``takes_path`` ones are written ``name:PATH``, ``draws`` ones read no more than are wanted."""
 
     name: str
     description: str
     load: Callable[[Request], ImageSet]
     takes_path: bool = False
+    draws: bool = False
 
 
 DATASETS: dict[str, Dataset] = {
@@ -79,8 +80,9 @@ DATASETS: dict[str, Dataset] = {
         Dataset(
             "parquet",
             "parquet:PATH, a folder of train-*.parquet and test-*.parquet in the Hugging Face layout",
-            lambda request: _parquet(request),
+            lambda r: read_parquet(r.path, r.split, size=r.size, on_bad=r.on_bad, images=r.images),
             takes_path=True,
+            draws=True,
         ),
     )
 }
@@ -102,12 +104,6 @@ def kept_datasets() -> Iterator[None]:
 
 def _cifar(name: str, request: Request) -> ImageSet:
     return resized(read_cifar(name, request.split, request.data_dir, request.progress), request.size)
-
-
-def _parquet(request: Request) -> ImageSet:
-    # Where bad rows are left out, only decoding all of them tells how many there are to choose from.
-    images = request.images if request.on_bad == "error" else None
-    return read_parquet(request.path, request.split, size=request.size, on_bad=request.on_bad, images=images)
 
 
 def load_dataset(
@@ -148,14 +144,15 @@ def load_dataset(
     check_on_bad(on_bad)
     if size < 1:
         raise DataError(f"size must be at least 1, not {size}; 32 is usual")
-    key = (spec, split, data_dir, on_bad, size, images)
-    if _KEPT is not None and key in _KEPT:
-        return _KEPT[key]
-    found = entry.load(Request(split, data_dir, on_bad, size, Path(path).expanduser(), progress, images))
-    found = at_most(found, images)
-    if _KEPT is not None:
-        _KEPT[key] = found
-    return found
+    # Where bad images are left out, only reading all of them tells how many there are to draw from.
+    drawn = images if entry.draws and on_bad == "error" else None
+    key = (spec, split, data_dir, on_bad, size, drawn)
+    found = None if _KEPT is None else _KEPT.get(key)
+    if found is None:
+        found = entry.load(Request(split, data_dir, on_bad, size, Path(path).expanduser(), progress, drawn))
+        if _KEPT is not None:
+            _KEPT[key] = found
+    return at_most(found, images)
 
 
 def _written(entry: Dataset) -> str:

@@ -1,7 +1,7 @@
 """The server's operators on this machine, in worker processes (``workers``; one worker runs inline): every engine's server half.
 
-Workers get bytes and return bytes; what they compute depends on (seed, client, round) alone, so any number of them gives the
-same bytes for equal ``threads``. They end with their parent, however that ends, and Ctrl-C is the parent's alone.
+Workers get bytes and return bytes or figures; what they compute depends on (seed, client, round) alone, so any number of
+them gives the same for equal ``threads``. They end with their parent, however that ends, and Ctrl-C is the parent's alone.
 """
 
 from __future__ import annotations

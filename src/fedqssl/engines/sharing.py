@@ -58,9 +58,13 @@ class SharedImages:
         if sys.platform == "linux":  # no name is needed there, so that a killed run leaves no file behind
             path = f"/proc/{os.getpid()}/fd/{self.handle}"
             self.path.unlink()
-        with os.fdopen(os.dup(self.handle), "wb") as file:
-            for part in (train, test):
-                part.images.contiguous().numpy().tofile(file)
+        try:
+            with os.fdopen(os.dup(self.handle), "wb") as file:
+                for part in (train, test):
+                    part.images.contiguous().numpy().tofile(file)
+        except BaseException as error:  # a full disk
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         slim = replace(self.context, train=_without_images(train), test=_without_images(test))
         return Attachment(slim, path, tuple(train.images.shape), tuple(test.images.shape))
 
@@ -73,7 +77,8 @@ class SharedImages:
 
 
 def _without_images(part: ImageSet) -> ImageSet:
-    return _Labelled(part.images[:0], part.labels, part.class_names)
+    # New, since a slice of nothing would take all images along.
+    return _Labelled(part.images.new_empty((0, *part.images.shape[1:])), part.labels, part.class_names)
 
 
 class _Labelled(ImageSet):

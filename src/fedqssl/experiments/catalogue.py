@@ -43,6 +43,8 @@ class Row:
 
 DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 """How titles print the paper's datasets."""
+EMBEDDED = ("scenes", "digits")
+"""Images that can only stand in for them."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {**TABLES, **FIGURES}
 
 __all__ = [
     "DATASETS",
+    "EMBEDDED",
     "EXPERIMENTS",
     "FIGURES",
     "NAMES",

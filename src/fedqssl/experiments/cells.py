@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from fedqssl.config import RunConfig, load_config
 from fedqssl.config.load import accuracy_settings
-from fedqssl.experiments.catalogue import DATASETS, AblationFigure, Experiment, Row
+from fedqssl.experiments.catalogue import DATASETS, EMBEDDED, AblationFigure, Experiment, Row
 from fedqssl.experiments.scales import Scale
 from fedqssl.runs import RunResult
 
@@ -56,7 +56,8 @@ class Plan:
     def called(self, dataset: str) -> str:
         """The dataset as titles print it; where embedded images stand in for it, they say so."""
         base, name = self.scale.bases[dataset], DATASETS[dataset]
-        return name if base.label == dataset or dataset in self.data else f"{base.label} in place of {name}"
+        images = self.data.get(dataset) or load_config(base.preset, base.changes).data
+        return f"{images} in place of {name}" if images in EMBEDDED else name
 
     def cell(self, dataset: str, row: Row, seed: int, setting: tuple[str, float] | None = None) -> Cell:
         """The run of a row at a seed; ``setting`` is a point of an ablation, which is the plain cell if it changes nothing."""

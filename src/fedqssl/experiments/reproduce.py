@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedqssl.config import load_config
 from fedqssl.config.keys import nearest
-from fedqssl.experiments.catalogue import EXPERIMENTS, Experiment, Table
+from fedqssl.experiments.catalogue import DATASETS, EXPERIMENTS, Experiment, Table
 from fedqssl.experiments.cells import Cell, CellError, Plan, claimed, read_result, state_of
 from fedqssl.experiments.collect import seeds_in
 from fedqssl.experiments.figures import plot, write_figure
@@ -19,8 +19,6 @@ from fedqssl.experiments.running import run_cells
 from fedqssl.experiments.scales import SCALES, Scale
 from fedqssl.experiments.tables import fill, write_table, write_texts
 from fedqssl.runs import Progress
-
-DATASETS = ("cifar10", "cifar100")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def finish(
     progress: Progress,
     accuracies: Accuracies | None = None,
 ) -> RunResult:
-    """Evaluate, hand every client its model, write the result; ``accuracies`` stands in for clients' own models judged here."""
+    """Evaluate, hand every client its model, write the result; ``accuracies`` judges the clients' own instead of the engine."""
     config = context.config
     progress.say(
         "evaluating" if has_labels(context) else "these data have no labels, so there is no accuracy to measure"
