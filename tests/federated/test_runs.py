@@ -1,8 +1,10 @@
 """Whole runs at a size of seconds: same bytes with other workers, with other labels."""
 
 import dataclasses
+import gc
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,6 +92,23 @@ def test_workers_get_no_second_copy_of_the_images():
         opened = attachment.open()
         assert torch.equal(opened.train.images, context.train.images)
         assert torch.equal(opened.test.images, context.test.images)
+
+
+def test_no_room_for_the_workers_images(finished, tmp_path):
+    """One line that says what to do, nothing left open; with room, the run goes on to the same bytes."""
+    before = len(os.listdir("/proc/self/fd"))
+
+    def on_a_full_disk(handle: int, mode: str):
+        os.close(handle)
+        return Path("/dev/full").open(mode)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedqssl.engines.sharing.os.fdopen", on_a_full_disk)
+        with pytest.raises(RunError, match=r"No space left.*: make room there, set TMPDIR .* --resume"):
+            start(tiny(workers=2), tmp_path / "full", say=silent)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert figures(resume(tmp_path / "full", say=silent)) == figures(finished)
 
 
 def test_without_an_aggregated_model_the_mean_over_the_clients_counts(tmp_path):

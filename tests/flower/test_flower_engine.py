@@ -272,7 +272,9 @@ def test_an_order_from_elsewhere_is_checked(pictures):
 def test_load_bytes_is_what_checks_payloads(pictures):
     """The control of the spoilt payloads above: an honest one is taken."""
     task = in_one_place(pictures).task
-    load_bytes(task.reader(4), to_bytes(task.converted(4)))
+    honest = to_bytes(task.converted(4))
+    load_bytes(task.reader(4), honest)
+    assert to_bytes(task.reader(4)) == honest
 
 
 def test_the_servers_workers_have_the_buffer_and_nothing_else(pictures, tmp_path, reference):

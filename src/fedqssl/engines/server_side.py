@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedqssl.engines.context import Context
+from fedqssl.engines.engine import Key
 from fedqssl.engines.heap import keep_freed_memory
 from fedqssl.engines.sharing import Attachment, SharedImages
 from fedqssl.federated.algorithms.base import Where
@@ -33,7 +34,6 @@ from fedqssl.lowbit import NonFiniteError
 Tick = Callable[[str, int, int], None]
 """(what is being done, how many are done, of how many)."""
 Self = TypeVar("Self", bound="ServerSide")
-Key = TypeVar("Key")
 _CONTEXT: Context | None = None
 
 

@@ -61,10 +61,13 @@ class SharedImages:
         try:
             with os.fdopen(os.dup(self.handle), "wb") as file:
                 for part in (train, test):
-                    part.images.contiguous().numpy().tofile(file)
-        except BaseException as error:  # a full disk
+                    file.write(part.images.contiguous().numpy().data)
+        except OSError as error:
             self.__exit__(type(error), error, error.__traceback__)
-            raise
+            raise OSError(
+                f"the images for the workers cannot be written to {tempfile.gettempdir()} ({error.strerror or error}): "
+                "make room there, set TMPDIR to another folder, or workers = 1 in config.toml"
+            ) from error
         slim = replace(self.context, train=_without_images(train), test=_without_images(test))
         return Attachment(slim, path, tuple(train.images.shape), tuple(test.images.shape))
 
