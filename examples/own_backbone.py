@@ -13,8 +13,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import fedqssl
-from fedqssl.device.finished import FinishedRun
-from fedqssl.device.personal import device_model
+from fedqssl.maker.finished_run import FinishedRun
+from fedqssl.maker.personal import device_model
 
 
 class TinyNet(nn.Module):

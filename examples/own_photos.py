@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import fedqssl
-from fedqssl.device.finished import FinishedRun
-from fedqssl.device.personal import device_bytes
+from fedqssl.maker.finished_run import FinishedRun
+from fedqssl.maker.personal import device_bytes
 
 
 def main(photos: str, out: str, **settings: object) -> None:

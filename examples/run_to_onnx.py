@@ -8,9 +8,9 @@ from pathlib import Path
 
 import onnxruntime
 
-from fedqssl.device.finished import FinishedRun
+from fedqssl.maker.finished_run import FinishedRun
 from fedqssl.device.onnx_export import to_onnx
-from fedqssl.device.personal import device_model
+from fedqssl.maker.personal import device_model
 
 
 def main(run: str, out: str, client: str | None = None) -> float:

@@ -10,6 +10,7 @@ import torch
 
 from needed import unavailable
 
+pytest_plugins = ["flower_plugin"]
 torch.set_num_threads(1)
 
 

@@ -63,9 +63,9 @@ SHRUNK = {
 }
 """What takes minutes is made to take seconds."""
 ELSEWHERE = {
-    "fedqssl bench": "bench/test_bench_smoke.py",
-    "fedqssl deploy": "flower/test_flower_deployment.py",
-    "fedqssl run quickstart --engine flower-sim": "flower/test_flower_simulation.py",
+    "fedqssl bench": "studies/bench/test_bench_smoke.py",
+    "fedqssl deploy": "deploy/test_deployment.py",
+    "fedqssl run quickstart --engine flower-sim": "engines/test_flower_simulation.py",
     "fedqssl serve": "serve/test_service.py",
 }
 """Commands that need servers or minutes are run by these tests."""

@@ -30,7 +30,7 @@ SMALL = [
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedqssl.runs.finish.draw", lambda context, folder: [])
+    monkeypatch.setattr("fedqssl.runs.finalize.draw", lambda context, folder: [])
     monkeypatch.delenv("FEDQSSL_DEBUG", raising=False)
 
 
@@ -182,7 +182,7 @@ def half_done(tmp_path_factory):
     home = tmp_path_factory.mktemp("half")
     pictures(home / "photos")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedqssl.runs.execute.finish", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("fedqssl.runs.lifecycle.finish", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
         patch.chdir(home)
         with pytest.raises(SystemExit) as ended:
             main(["run", "smoke", *SMALL, "data=folder:photos", "--out", "out"])

@@ -9,9 +9,9 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from fedqssl.cli import listing
+from fedqssl.cli.arguments import split_words
 from fedqssl.cli.main import app, main
 from fedqssl.cli.run import next_folder
-from fedqssl.cli.words import split_words
 from fedqssl.config import PRESETS, load_config
 
 runner = CliRunner()

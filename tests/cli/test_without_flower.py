@@ -26,6 +26,7 @@ def test_the_error_names_the_extra(tmp_path, words):
 
 
 def test_the_core_imports(tmp_path):
-    code = "import fedqssl.runs, fedqssl.engines.flower, fedqssl.cli.deploy, fedqssl.report, fedqssl.bench.engine, fedqssl.device"
+    names = ["runs", "engines.flower", "cli.deploy", "report", "device", "studies.bench.engine"]
+    code = "; ".join(f"import fedqssl.{name}" for name in names)
     found = python(code)
     assert found.returncode == 0, found.stderr

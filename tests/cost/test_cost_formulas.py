@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedqssl.bench.memory import saved_bytes
-from fedqssl.bench.peers import TrainingStep, Variant, build, training_step
 from fedqssl.cost.objective import ObjectiveCost, objective_cost
 from fedqssl.cost.step import optimizer_bytes, step_memory, step_operations
 from fedqssl.cost.trace import WeightTensor, trace
@@ -17,6 +15,8 @@ from fedqssl.lowbit import LowBitOptions, LowBitSGD, LowBitWeight, Precision, to
 from fedqssl.models import resnet18
 from fedqssl.ssl.objectives import get_objective
 from fedqssl.ssl.simclr import nt_xent
+from fedqssl.studies.bench.memory import saved_bytes
+from fedqssl.studies.bench.peers import TrainingStep, Variant, build, training_step
 
 IMAGE = (1, 4, 4)
 

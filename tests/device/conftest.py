@@ -3,8 +3,8 @@
 import pytest
 
 from fedqssl.config import load_config
-from fedqssl.device.finished import FinishedRun
-from fedqssl.device.personal import device_bytes
+from fedqssl.maker.finished_run import FinishedRun
+from fedqssl.maker.personal import device_bytes
 from fedqssl.runs import start
 
 SETTINGS = {

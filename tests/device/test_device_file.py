@@ -13,11 +13,11 @@ import fedqssl
 from fedqssl.device import format as formats
 from fedqssl.device.format import DeviceFileError, Manifest, decode, encode
 from fedqssl.device.model import extractor_of, from_bytes, load, pack_device
-from fedqssl.device.personal import device_bytes
-from fedqssl.device.probing import probe_client
 from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, load_bytes, to_lowbit
+from fedqssl.maker.personal import device_bytes
+from fedqssl.maker.probing import probe_client
 from fedqssl.models import resnet18
 from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
 from fedqssl.ssl.objectives import get_objective

@@ -11,11 +11,11 @@ from fedqssl.device import onnx_export
 from fedqssl.device.model import DeviceModel, extractor_of, from_bytes, pack_device
 from fedqssl.device.onnx_export import to_onnx
 from fedqssl.device.onnx_graph import GraphWriter, Value, _lowbit_conv, _lowbit_norm, storage
-from fedqssl.device.personal import device_model
 from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier, fit_lowbit_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, to_lowbit
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitNorm
+from fedqssl.maker.personal import device_model
 from fedqssl.models import resnet18
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import build_model

@@ -12,8 +12,8 @@ from PIL import Image
 import fedqssl
 from fedqssl.cli.main import main
 from fedqssl.data.images import DataError
-from fedqssl.device.finished import few
-from fedqssl.device.probing import ProbeSettings, probe_client
+from fedqssl.maker.finished_run import few
+from fedqssl.maker.probing import ProbeSettings, probe_client
 
 
 def cli(capsys, *words, code=0):

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import torch
-from tiny_run import rounds_of, tiny_context
 
 from fedqssl.federated.algorithms import ALGORITHMS
 from fedqssl.federated.state import read_payload
+from tiny_run import rounds_of, tiny_context
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-an-algorithm.md"
 

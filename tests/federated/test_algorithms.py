@@ -9,7 +9,6 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_run import rounds_of, tiny_context
 from torch import nn
 
 from fedqssl.config import load_config
@@ -24,8 +23,9 @@ from fedqssl.federated.updates import decode_update
 from fedqssl.lowbit import ContainerError, LowBitSGD, Precision, load_bytes, to_bytes, to_lowbit
 from fedqssl.lowbit.container import read_header
 from fedqssl.quant import compand_codes
-from fedqssl.runs.play import first_checkpoint
+from fedqssl.runs.round import first_checkpoint
 from fedqssl.ssl.views import two_views
+from tiny_run import rounds_of, tiny_context
 
 CLIENTS = ("client-00", "client-01", "client-02")
 MIXED, FULL = [4, 8, 32], [32, 32, 32]
@@ -246,7 +246,7 @@ def test_local_models_are_trained_as_the_algorithm_trains():
     for name in ("fed_avg", "fed_prox", "fed_paq"):
         context = tiny_context(algorithm=name, bits=MIXED, **mu)
         start = first_checkpoint(context).payloads["client-02"]
-        order = context.order(0, 0.05, plainly=True)
+        order = context.order(0, 0.05, return_model=True)
         sent[name], _ = carry_out(order, start, context.member("client-02"))
     assert sent["fed_paq"] == sent["fed_avg"] != sent["fed_prox"]
     assert (
@@ -293,7 +293,7 @@ def test_server_only_works_as_much_as_fed_qssls_server_and_on_the_buffer_alone()
 def test_a_fraction_of_the_clients_takes_part(fraction, clients, least, taken):
     from types import SimpleNamespace
 
-    from fedqssl.runs.play import sampled
+    from fedqssl.runs.round import sampled
 
     config = load_config("smoke", {"clients": clients, "bits": 4, "fraction": fraction, "min_clients": least})
     context = SimpleNamespace(config=config, bits={f"client-{i:03d}": 4 for i in range(clients)})

@@ -7,7 +7,6 @@ import struct
 import pytest
 import safetensors.torch
 import torch
-from tiny_run import rounds_of, silent, tiny, tiny_context
 
 from fedqssl.cli.main import main
 from fedqssl.federated.algorithms import ALGORITHMS
@@ -18,6 +17,7 @@ from fedqssl.lowbit import ContainerError, LowBitOptions, to_bytes
 from fedqssl.lowbit.container import check_bytes, frame
 from fedqssl.quant.packing import packed_size
 from fedqssl.runs import start
+from tiny_run import rounds_of, silent, tiny, tiny_context
 
 TASK = Task("small_cnn", 4, 3, "supervised", 0.5, 8, seed=0, options=LowBitOptions(), classes=10)
 WIDER = dataclasses.replace(TASK, width=5)
@@ -241,7 +241,7 @@ def test_too_few_valid_uploads_end_in_one_line_and_the_run_can_go_on(monkeypatch
 
 def test_rejections_are_counted_in_the_run_and_bytes_are_the_buffers(monkeypatch, tmp_path):
     """metrics.jsonl, log.txt and result.json of a whole FedPAQ run with one liar."""
-    monkeypatch.setattr("fedqssl.runs.finish.draw", lambda context, folder: [])
+    monkeypatch.setattr("fedqssl.runs.finalize.draw", lambda context, folder: [])
     sent = {}
 
     def spoiled(payload, job):

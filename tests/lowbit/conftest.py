@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from forging import small_model, small_net
 from torch import nn
 
 from fedqssl.lowbit import to_bytes
+from forging import small_model, small_net
 
 
 @pytest.fixture(scope="module")

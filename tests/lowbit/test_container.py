@@ -9,7 +9,6 @@ import sys
 import pytest
 import safetensors.torch
 import torch
-from forging import HEAD, digest, parts, refuses, small_model, small_net
 from torch import nn
 
 from fedqssl.lowbit import (
@@ -27,6 +26,7 @@ from fedqssl.lowbit.container import MAGIC, VERSION, check_bytes, read_header
 from fedqssl.lowbit.policy import state_of
 from fedqssl.models import resnet18
 from fedqssl.quant import packed_size
+from forging import HEAD, digest, parts, refuses, small_model, small_net
 
 
 @pytest.mark.parametrize("bits", [*range(1, 17), 32])

@@ -13,7 +13,6 @@ import zipfile
 import pytest
 import safetensors.torch
 import torch
-from forging import HEAD, digest, forge, parts, refuses, seal, small_model, small_net, with_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -28,6 +27,7 @@ from fedqssl.lowbit import (
 )
 from fedqssl.lowbit.container import MAGIC, VERSION, check_bytes
 from fedqssl.lowbit.policy import state_of
+from forging import HEAD, digest, forge, parts, refuses, seal, small_model, small_net, with_tensors
 
 
 def test_truncated_at_any_offset(model, data):

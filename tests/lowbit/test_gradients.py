@@ -5,6 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedqssl.lowbit import LowBitOptions, Precision, buffer_pool, to_lowbit
+from fedqssl.lowbit.fp32_layers import ClippedReLU
+from fedqssl.quant.kernels import native, use
 from reference_model import (
     assert_close,
     check_against_reference,
@@ -15,11 +20,6 @@ from reference_model import (
     same_key,
     watching,
 )
-from torch import Tensor, nn
-
-from fedqssl.lowbit import LowBitOptions, Precision, scratch, to_lowbit
-from fedqssl.lowbit.full import ClippedReLU
-from fedqssl.quant.kernels import native, use
 
 BITS = [2, 4, 8, 12]
 needs_native = pytest.mark.skipif(not native.available(), reason=f"no compiled kernels: {native.REASON}")
@@ -364,14 +364,14 @@ def test_forward_without_gradients_is_the_same(bits: int, training: bool) -> Non
 def test_large_tensors_in_chunks_and_pooled_buffers(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tiny limits, convolutions run in chunks of 8 images and every buffer comes from the pool."""
     for limit in ("LARGE", "CHUNK", "CHUNK_FROM"):
-        monkeypatch.setattr(scratch, limit, 1)
+        monkeypatch.setattr(buffer_pool, limit, 1)
     model = randomize(Residual(5, 12, 2))
     lowbit = convert(model, bits)
     check_against_reference(model, lowbit, images(19, 3, 5), bits, absorbed=RESIDUAL_ABSORBED, ranged={"fc"})
-    scratch.POOL.release()
+    buffer_pool.POOL.release()
     three = randomize(ThreeReaders())
     check_against_reference(three, convert(three, bits), images(19, 3, 5), bits, absorbed={"stem", "a", "b", "c"})
-    scratch.POOL.release()
+    buffer_pool.POOL.release()
 
 
 def plain_formula(model: nn.Module, weights: str, absorbed: set[str]) -> nn.Module:

@@ -12,6 +12,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedqssl.lowbit import LowBitOptions, Precision, layers, to_lowbit
+from fedqssl.lowbit.activation import Activation, Sink, pack_values, thread
+from fedqssl.lowbit.functions import convolve, integer_path
+from fedqssl.models.resnet import ResNet
+from fedqssl.quant.kernels import intconv, native, use
 from reference_model import (
     HAT_STEPS,
     as_image,
@@ -22,13 +29,6 @@ from reference_model import (
     settle_mask,
     unpack_bits,
 )
-from torch import Tensor, nn
-
-from fedqssl.lowbit import LowBitOptions, Precision, layers, to_lowbit
-from fedqssl.lowbit.activation import Activation, Sink, pack_values, thread
-from fedqssl.lowbit.functions import convolve, integer_path
-from fedqssl.models.resnet import ResNet
-from fedqssl.quant.kernels import intconv, native, use
 
 needs_native = pytest.mark.skipif(not native.available(), reason=f"no compiled kernels: {native.REASON}")
 needs_integers = pytest.mark.skipif(not intconv.available(), reason=f"no integer convolution: {intconv.detail()}")

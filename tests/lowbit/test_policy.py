@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from forging import small_net
 from torch import nn
 
 from fedqssl.lowbit import LowBitWeight, Precision, to_lowbit
 from fedqssl.lowbit.policy import fingerprint, state_of
 from fedqssl.models import resnet18
+from forging import small_net
 
 RANGES = (".low", ".high")
 

@@ -16,11 +16,11 @@ from fedqssl.engines.context import build_context
 from fedqssl.evaluation.collapse import Collapse
 from fedqssl.federated.state import read_payload
 from fedqssl.report import write_report
+from fedqssl.report.clients_section import rank_correlation
 from fedqssl.report.data import find_runs, read_run
 from fedqssl.report.html import el
 from fedqssl.report.layers import LayerErrors, layer_errors
 from fedqssl.report.overview import differences
-from fedqssl.report.people import rank_correlation
 
 SECTIONS = ["curves", "weights", "clients", "partition", "ledger", "layers", "collapse", "protocol", "files"]
 FIGURES = [

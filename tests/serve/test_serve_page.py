@@ -1,6 +1,7 @@
 """The upload page in headless Chromium: a person drops an image and sees the answer with probabilities."""
 
 import pytest
+
 from uploads import png
 
 

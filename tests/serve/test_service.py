@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
-from uploads import png
 
 from fedqssl.cli.main import main
 from fedqssl.serve.app import make_app
 from fedqssl.serve.limits import LOOPBACK, Bucket, Limits
 from fedqssl.serve.running import bind, is_loopback
+from uploads import png
 
 
 def client_of(model, **limits) -> TestClient:

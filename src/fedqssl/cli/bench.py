@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fedqssl.bench.records import Record
+    from fedqssl.studies.bench.records import Record
 
 
 def _writable(path: Path | None) -> Path | None:
@@ -59,7 +59,7 @@ def step(
 ) -> None:
     """CPU time of one training step / fp32's, interleaved (below 1 is faster than fp32)."""
     wanted = parse_bits(bits)
-    from fedqssl.bench import step as bench
+    from fedqssl.studies.bench import step as bench
 
     _show(bench.run(width, images, wanted, repeats, threads, peers), json)
 
@@ -75,7 +75,7 @@ def memory(
 ) -> None:
     """fp32's memory of one training step / ours, one process each (above 1 is smaller than fp32)."""
     wanted = parse_bits(bits)
-    from fedqssl.bench import memory as bench
+    from fedqssl.studies.bench import memory as bench
 
     _show(bench.run(width, images, wanted, threads, peers), json)
 
@@ -94,7 +94,7 @@ def inference(
 ) -> None:
     """Images per second of a forward pass against fp32, torch.ao int8 and onnxruntime, interleaved (above 1 is faster)."""
     wanted = parse_bits(bits)
-    from fedqssl.bench import inference as bench
+    from fedqssl.studies.bench import inference as bench
 
     _show(bench.run(width, images, wanted, repeats, threads, peers), json)
 
@@ -107,7 +107,7 @@ def codec(
     json: JsonFile = None,
 ) -> None:
     """Quantizer and packing speed as shares of memcpy's, and the fast quantizer's error."""
-    from fedqssl.bench import codec as bench
+    from fedqssl.studies.bench import codec as bench
 
     _show(bench.run(elements, repeats=repeats, threads=threads), json)
 
@@ -121,7 +121,7 @@ def views(
     json: JsonFile = None,
 ) -> None:
     """Images per second of the two-view augmentation, against kornia."""
-    from fedqssl.bench import views as bench
+    from fedqssl.studies.bench import views as bench
 
     _show(bench.run(images, size, repeats, threads), json)
 
@@ -136,9 +136,9 @@ def engine(
     json: JsonFile = None,
 ) -> None:
     """CPU time of a round outside training, evaluation and packing; and what a second worker brings."""
-    from fedqssl.bench import engine as bench
-    from fedqssl.cli.words import split_words
+    from fedqssl.cli.arguments import split_words
     from fedqssl.config import load_config
+    from fedqssl.studies.bench import engine as bench
 
     _show(bench.run(load_config(*split_words(words or ())), rounds, repeats), json)
 
@@ -152,9 +152,9 @@ def flower(
     json: JsonFile = None,
 ) -> None:
     """Seconds that Flower's simulation on Ray adds to a round (extra: flower)."""
-    from fedqssl.bench import flower as bench
-    from fedqssl.cli.words import split_words
+    from fedqssl.cli.arguments import split_words
     from fedqssl.config import load_config
+    from fedqssl.studies.bench import flower as bench
 
     _show(bench.run(load_config(*split_words(words or SMALL_FLEET)), repeats), json)
 
@@ -201,9 +201,9 @@ def learning(
     threads: Threads = 1,
 ) -> None:
     """SimCLR at several bitwidths, paired by seed with fp32: linear-probe accuracy on the whole test set."""
-    from fedqssl.bench import learning as job
     from fedqssl.data.parquet import read_parquet
     from fedqssl.lowbit import LowBitOptions
+    from fedqssl.studies.bench import learning as job
 
     try:
         cells = [(int(b), int(s)) for s in seeds.split(",") for b in bits.split(",")]

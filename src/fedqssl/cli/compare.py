@@ -49,10 +49,10 @@ def compare(
     wanted = form or ENDINGS.get(out.suffix.lower() if out else "", Form.markdown if out else Form.terminal)
     if out is not None:
         _check_out(out, wanted, overwrite)
-    from fedqssl.experiments import compare as experiments
+    from fedqssl.runs.compare import compare as compare_runs
 
     keys = [key.strip() for key in (across or "").split(",") if key.strip()]
-    table = experiments.compare(runs, keys, finished)
+    table = compare_runs(runs, keys, finished)
     if wanted is Form.terminal:
         Console().print(table.grid().rich())
     elif out is None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedqssl.cli.words import split_words
+from fedqssl.cli.arguments import split_words
 
 
 def config(

@@ -59,7 +59,7 @@ def init(fleet: Folder, host: Host = None, port: Port = None, clients: Clients =
     For example: fedqssl deploy init my-fleet/ --host 192.168.1.5 --clients car-17,car-18
     """
     _check()
-    from fedqssl.deploy.making import make_fleet
+    from fedqssl.deploy.scaffold import make_fleet
 
     names = [name.strip() for name in (clients or "").split(",") if name.strip()]
     for line in make_fleet(fleet, host, port, names):
@@ -141,8 +141,8 @@ def client(
     from dataclasses import replace
 
     from fedqssl.config.schema import parse_bits
+    from fedqssl.deploy.client_process import join
     from fedqssl.deploy.fleet import Fleet, FleetError
-    from fedqssl.deploy.joining import join
 
     found = Fleet.open(fleet)
     found = found if server is None else replace(found, address=server)

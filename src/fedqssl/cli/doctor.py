@@ -35,7 +35,7 @@ def collect() -> dict[str, Any]:
     """Facts about the machine and the installation, as JSON values; ``advice`` says what to change."""
     import torch
 
-    from fedqssl.bench.records import machine
+    from fedqssl.studies.bench.records import machine
 
     facts = machine()
     extras = {

@@ -45,9 +45,9 @@ def export(
         check_onnx()
     import torch
 
-    from fedqssl.device.finished import FinishedRun
-    from fedqssl.device.personal import device_bytes
-    from fedqssl.device.probing import ProbeSettings
+    from fedqssl.maker.finished_run import FinishedRun
+    from fedqssl.maker.personal import device_bytes
+    from fedqssl.maker.probing import ProbeSettings
 
     run = FinishedRun.open(source)
     torch.set_num_threads(run.config.threads)  # as in the run, so that the codes are the same

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fedqssl.device.probing import Probe
+    from fedqssl.maker.probing import Probe
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 Client = Annotated[str | None, typer.Option(help="Whose model; fedqssl report shows the names.")]
@@ -37,8 +37,8 @@ def probe(
         raise ValueError("name one client with --client NAME, or take every one with --all")
     import torch
 
-    from fedqssl.device.finished import FinishedRun
-    from fedqssl.device.probing import ProbeSettings, probe_client
+    from fedqssl.maker.finished_run import FinishedRun
+    from fedqssl.maker.probing import ProbeSettings, probe_client
 
     settings = ProbeSettings(data, labels, method)  # type: ignore[arg-type]
     run = FinishedRun.open(source)

@@ -14,8 +14,8 @@ from rich.console import Console
 from fedqssl.cli.run import INTERRUPTED
 
 if TYPE_CHECKING:
-    from fedqssl.experiments.grid import Grid
-    from fedqssl.experiments.reproduce import Request
+    from fedqssl.runs.text_table import Grid
+    from fedqssl.studies.paper.reproduce import Request
 
 
 class What(str, Enum):
@@ -96,7 +96,7 @@ def reproduce(
     console = Console()
     try:
         from fedqssl.cli.progress import TerminalProgress
-        from fedqssl.experiments import reproduce as experiments
+        from fedqssl.studies.paper import reproduce as experiments
 
         algorithms = [name.strip() for name in (only or "").split(",") if name.strip()]
         wanted = experiments.request([n.value for n in names], scale.value, data or (), seeds, algorithms, folder)
@@ -134,7 +134,7 @@ def show(console: Console, grids: Sequence[Grid]) -> None:
 
 def _list(wanted: Request, folder: Path) -> None:
     """The cells and their states."""
-    from fedqssl.experiments.cells import state_of
+    from fedqssl.runs.cells import state_of
 
     cells = list(dict.fromkeys(cell for experiment in wanted.experiments for cell in wanted.cells(experiment)))
     for cell in cells:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedqssl.cli.words import source_name, split_words
+from fedqssl.cli.arguments import source_name, split_words
 
 if TYPE_CHECKING:
     from fedqssl.config import RunConfig

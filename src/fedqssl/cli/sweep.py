@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedqssl.cli.arguments import source_name, split_words
 from fedqssl.cli.run import INTERRUPTED
-from fedqssl.cli.words import source_name, split_words
 
 Words = Annotated[
     list[str],
@@ -38,11 +38,12 @@ def sweep(words: Words, jobs: Jobs = None, out: Out = None) -> None:
     folder = out if out is not None else Path("runs") / f"sweep-{source_name(source)}"
     try:
         from fedqssl.cli.progress import TerminalProgress
-        from fedqssl.experiments import sweep as experiments
+        from fedqssl.runs.sweep import plan_sweep
+        from fedqssl.runs.sweep import sweep as run_sweep
 
-        grid = experiments.plan_sweep(source, settings)
+        grid = plan_sweep(source, settings)
         with TerminalProgress(console) as progress:
-            table, error = experiments.sweep(grid, folder, jobs, progress)
+            table, error = run_sweep(grid, folder, jobs, progress)
     except KeyboardInterrupt:
         command = [
             "fedqssl",

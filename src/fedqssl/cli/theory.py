@@ -53,7 +53,7 @@ def theory(
         raise ValueError(
             "a run's folder goes with representability, and only with it: fedqssl theory representability RUN"
         )
-    from fedqssl.theory import Settings, claim_folder, parse_bits, run_checks, write
+    from fedqssl.studies.theory import Settings, claim_folder, parse_bits, run_checks, write
 
     if run is not None:
         claim_folder(out, overwrite)
@@ -99,7 +99,7 @@ def client_features(folder: Path) -> dict[str, Tensor]:
 
 
 def _measure(features: dict[str, Tensor], rank: int, directions: int, centre: bool) -> dict[str, object]:
-    from fedqssl.theory import encoder_representability
+    from fedqssl.studies.theory import encoder_representability
 
     width = next(iter(features.values())).shape[1]
     found = encoder_representability(features, rank, directions, centre)

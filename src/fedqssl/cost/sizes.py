@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fedqssl.config import RunConfig
 from fedqssl.data.cifar import LAYOUTS
-from fedqssl.data.configured import training_split
 from fedqssl.data.fetch import cache_folder
+from fedqssl.data.from_config import training_split
 from fedqssl.data.partition import Partition, client_names
 
 CIFAR_IMAGES = 50_000

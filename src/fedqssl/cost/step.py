@@ -9,7 +9,7 @@ from fedqssl.quant.packing import packed_size
 
 RESIDUAL_BITS = 8
 WORKSPACE_TENSORS = 3
-"""Float tensors of the largest layer that a low-bit step holds at once (``lowbit/scratch.py``; measured in docs/cost.md)."""
+"""Float tensors of the largest layer that a low-bit step holds at once (``lowbit/buffer_pool.py``; measured in docs/cost.md)."""
 
 NO_OBJECTIVE = ObjectiveCost(0, 0)
 

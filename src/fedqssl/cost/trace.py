@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedqssl.lowbit.activation import Activation
-from fedqssl.lowbit.full import ClippedReLU, FullConv2d, FullLinear
+from fedqssl.lowbit.fp32_layers import ClippedReLU, FullConv2d, FullLinear
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm, RangeCodes, TanhCodes
 from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant.packing import packed_size

@@ -19,7 +19,7 @@ from flwr.superlink.grid import HttpGrid
 from rich.console import Console
 
 from fedqssl.deploy.fleet import Fleet, ServerData
-from fedqssl.deploy.playing import FleetRun
+from fedqssl.deploy.fleet_run import FleetRun
 from fedqssl.engines.flower import hush
 from fedqssl.runs.progress import Progress
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one, stop_like_ctrl_c
-from fedqssl.deploy.steward import Steward
+from fedqssl.deploy.supervisor import Supervisor
 from fedqssl.engines.flower import hush
 from fedqssl.serve.running import bind
 
@@ -38,7 +38,7 @@ def serve(
         link.put_out_strangers()
         link.admit()
         port = sock.getsockname()[1]
-        steward = Steward(fleet, link, data, own_address(host, port), events)
+        steward = Supervisor(fleet, link, data, own_address(host, port), events)
         config = uvicorn.Config(
             link.guard,
             ssl_certfile=str(fleet.server / "server.crt"),

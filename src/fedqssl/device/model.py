@@ -86,7 +86,7 @@ class DeviceModel:
 
     def card(self) -> str:
         """The model card, as Markdown."""
-        from fedqssl.device.card import markdown
+        from fedqssl.maker.card import markdown
 
         try:
             return markdown(self.manifest, len(self.to_bytes()))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fedqssl.lowbit.full import ClippedReLU, FullConv2d, FullLinear, effective_weight
+from fedqssl.lowbit.fp32_layers import ClippedReLU, FullConv2d, FullLinear, effective_weight
 from fedqssl.lowbit.layers import InputCodes, LowBitConv2d, LowBitLinear, LowBitNorm, RangeCodes, TanhCodes
 from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.models.network import FeatureMark

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedqssl.config import ConfigError, RunConfig
-from fedqssl.data.configured import training_split
 from fedqssl.data.fetch import Progress
+from fedqssl.data.from_config import training_split
 from fedqssl.data.images import ImageSet
 from fedqssl.data.partition import Partition
 from fedqssl.data.registry import load_dataset
@@ -46,10 +46,10 @@ class Context:
         """What the partition's indices point at; None for data without labels, and where clients keep theirs."""
         return self.train.labels if self.public is None else None
 
-    def order(self, round_number: int, lr: float, plainly: bool = False) -> Order:
+    def order(self, round_number: int, lr: float, return_model: bool = False) -> Order:
         """What the server tells every client of a round with this learning rate."""
         low, config = self.config.lowbit, self.config
-        how = low.rule, low.scale, low.rounding, config.fedprox.mu, plainly
+        how = low.rule, low.scale, low.rounding, config.fedprox.mu, return_model
         return Order(round_number, lr, config.algorithm, self.task, config.local_epochs, *how)
 
     def member(self, name: str) -> Member:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from fedqssl.federated.algorithms.base import Workers
+from fedqssl.federated.algorithms.base import ServerOperators
 from fedqssl.federated.client import ClientMetrics
 
 Key = TypeVar("Key")
 
 
-class Engine(Workers, Protocol):
+class Engine(ServerOperators, Protocol):
     """Moves bytes between the two roles and runs the server's operators; no algorithm inside."""
 
     def train_clients(
-        self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, plainly: bool = False
+        self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, return_model: bool = False
     ) -> tuple[dict[str, tuple[bytes, ClientMetrics]], dict[str, str]]:
         """Replies of the clients that got a payload, and reasons of those that failed.
 
-        ``plainly``: replies are models, also where the algorithm sends something else.
+        ``return_model``: replies are models, also where the algorithm sends something else.
         """
 
     def server_round(self, round_number: int, lr: float, server_lr: float, aggregated: bytes | None) -> None:

@@ -23,10 +23,10 @@ class InProcess(ServerSide):
     """Runs the jobs of a round; use as a context manager, so that worker processes end with it."""
 
     def train_clients(
-        self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, plainly: bool = False
+        self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, return_model: bool = False
     ) -> tuple[dict[str, tuple[bytes, ClientMetrics]], dict[str, str]]:
         """See :class:`fedqssl.engines.engine.Engine`. The largest start first, so that workers end together."""
-        order = self.context.order(round_number, lr, plainly)
+        order = self.context.order(round_number, lr, return_model)
         size = {n: len(self.context.partition.clients[n].train) for n in payloads}
         names = sorted(payloads, key=lambda n: (-size[n], n))
         found = self._run("clients", _train, {n: (n, payloads[n], order) for n in names})

@@ -1,6 +1,6 @@
 """The server's operators on this machine, in worker processes (``workers``; one worker runs inline): every engine's server half.
 
-Workers get bytes and return bytes or figures; what they compute depends on (seed, client, round) alone, so any number of
+ServerOperators get bytes and return bytes or figures; what they compute depends on (seed, client, round) alone, so any number of
 them gives the same for equal ``threads``. They end with their parent, however that ends, and Ctrl-C is the parent's alone.
 """
 
@@ -24,8 +24,8 @@ import torch
 
 from fedqssl.engines.context import Context
 from fedqssl.engines.engine import Key
-from fedqssl.engines.heap import keep_freed_memory
-from fedqssl.engines.sharing import Attachment, SharedImages
+from fedqssl.engines.malloc import keep_freed_memory
+from fedqssl.engines.shared_images import Attachment, SharedImages
 from fedqssl.federated.algorithms.base import Where
 from fedqssl.federated.server import dequantize, fine_tune, requantize, settle
 from fedqssl.federated.state import State, read_payload
@@ -98,7 +98,7 @@ def _in_worker(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int]
 
 
 class ServerSide:
-    """The :class:`fedqssl.federated.algorithms.Workers` of a round; use as a context manager, so that processes end with it."""
+    """The :class:`fedqssl.federated.algorithms.ServerOperators` of a round; a context manager."""
 
     def __init__(self, context: Context, tick: Tick = no_tick) -> None:
         self.context, self.tick = context, tick
@@ -171,7 +171,7 @@ class ServerSide:
         self.lr, self.server_lr = lr, server_lr
 
     def before(self) -> State:
-        """See :class:`fedqssl.federated.algorithms.Workers`, as for the methods below."""
+        """See :class:`fedqssl.federated.algorithms.ServerOperators`, as for the methods below."""
         if self.aggregated is None:
             raise ValueError("there is no aggregated model yet")
         return read_payload(self.aggregated, 32, self.context.task)

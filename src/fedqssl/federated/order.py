@@ -31,7 +31,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Order:
-    """One round's work for a client; ``plainly``: what comes back is a model, also where the algorithm sends something else."""
+    """One round's work for a client; ``return_model``: reply with a model even if the algorithm sends something else."""
 
     round_number: int
     lr: float
@@ -42,7 +42,7 @@ class Order:
     scale: ScalePolicy = "round"
     rounding: Rounding = "stochastic"
     mu: float = 0.0
-    plainly: bool = False
+    return_model: bool = False
 
     def job(self, member: Member) -> LocalJob:
         """This work on a client's own images; its labels go along only if the task is supervised."""
@@ -83,5 +83,5 @@ _ADAPTER = TypeAdapter(Order)
 def carry_out(order: Order, payload: bytes, member: Member) -> tuple[bytes, ClientMetrics]:
     """The client's part of the round."""
     algorithm = ALGORITHMS[order.algorithm]
-    plainly = order.plainly and algorithm.upload is not None
-    return (local_update if plainly else algorithm.client)(payload, order.job(member))
+    return_model = order.return_model and algorithm.upload is not None
+    return (local_update if return_model else algorithm.client)(payload, order.job(member))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedqssl.lowbit.scratch import POOL
+from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.quant.kernels import ops
 from fedqssl.quant.packing import packed_size
 

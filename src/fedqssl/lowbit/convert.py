@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fedqssl.lowbit.full import ClippedReLU, to_full
+from fedqssl.lowbit.fp32_layers import ClippedReLU, to_full
 from fedqssl.lowbit.layers import InputCodes, LowBitConv2d, LowBitLinear, LowBitNorm, RangeCodes, TanhCodes
 from fedqssl.lowbit.precision import LowBitOptions, Precision
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedqssl.lowbit import scratch
+from fedqssl.lowbit import buffer_pool
 from fedqssl.lowbit.activation import (
     Activation,
     Code,
@@ -26,7 +26,7 @@ from fedqssl.lowbit.activation import (
     unpack_images,
     unpack_values,
 )
-from fedqssl.lowbit.scratch import POOL
+from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.quant import bit_conv2d, quantile_round
 from fedqssl.quant.kernels import intconv, native, ops
 from fedqssl.quant.kernels.types import NormAct
@@ -84,9 +84,9 @@ def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
 
 def _chunk_images(shape: torch.Size) -> int:
     """Images per chunk of a float tensor: all of a small one, else a multiple of 8 so that chunks start on a byte."""
-    if 4 * shape.numel() < scratch.CHUNK_FROM:
+    if 4 * shape.numel() < buffer_pool.CHUNK_FROM:
         return max(shape[0], 1)
-    return max(scratch.CHUNK // (4 * shape[1:].numel()) // 8 * 8, 8)
+    return max(buffer_pool.CHUNK // (4 * shape[1:].numel()) // 8 * 8, 8)
 
 
 def _in_chunks(

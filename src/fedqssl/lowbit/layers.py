@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fedqssl.lowbit.activation import Activation, thread, to_rows
+from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.lowbit.functions import Convolve, Multiply, NormActivate, QuantizeRange
 from fedqssl.lowbit.precision import HAT_STEPS, LowBitOptions, Precision
-from fedqssl.lowbit.scratch import POOL
 from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant.kernels import ops
 from fedqssl.quant.kernels.types import Norm, NormAct

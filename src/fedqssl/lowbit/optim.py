@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.lowbit.layers import LowBitNorm
-from fedqssl.lowbit.scratch import POOL
 from fedqssl.lowbit.weight import LowBitWeight, PackedWeight
 from fedqssl.quant import QuantizedTensor, compand_codes, compand_scale, quantile_quantize, uniform_quantize
 from fedqssl.quant.compand import Domain

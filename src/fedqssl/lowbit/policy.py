@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedqssl.lowbit.full import FullConv2d, FullLinear
+from fedqssl.lowbit.fp32_layers import FullConv2d, FullLinear
 from fedqssl.lowbit.weight import LowBitWeight
 
 Role = Literal["quantized", "averaged", "local", "dropped"]

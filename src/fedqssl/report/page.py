@@ -8,13 +8,13 @@ from importlib.resources import files as package_files
 from pathlib import Path
 
 from fedqssl import __version__
-from fedqssl.report import front, learning, money, people
+from fedqssl.report import clients_section, cost_section, learning_section, summary_section
 from fedqssl.report.costs import costs
 from fedqssl.report.data import ReportError, RunData, find_runs, is_run, read_run
 from fedqssl.report.html import Markup, el, join, raw
 from fedqssl.report.layers import layer_errors
-from fedqssl.report.look import Look
 from fedqssl.report.overview import overview
+from fedqssl.report.theme import Look
 from fedqssl.runs.folder import write_atomically
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -69,18 +69,18 @@ def run_page(run: RunData, base: Path) -> str:
     """The page of one run, to be written into ``base``."""
     look, found = Look(run.bits.values()), costs(run)
     parts = [
-        front.header(run, found),
-        learning.curves(run, look),
-        learning.weights(run, look),
-        people.who_loses(run, look),
-        people.partition(run, look),
-        money.ledger(run, found, look),
-        money.layers(layer_errors(run), look),
-        learning.collapse(run),
-        front.protocol(run),
-        front.files(run, base),
+        summary_section.header(run, found),
+        learning_section.curves(run, look),
+        learning_section.weights(run, look),
+        clients_section.who_loses(run, look),
+        clients_section.partition(run, look),
+        cost_section.ledger(run, found, look),
+        cost_section.layers(layer_errors(run), look),
+        learning_section.collapse(run),
+        summary_section.protocol(run),
+        summary_section.files(run, base),
     ]
-    return shell(f"{front.headline(run)} · {run.name}", look, list(MENU.items()), join(parts))
+    return shell(f"{summary_section.headline(run)} · {run.name}", look, list(MENU.items()), join(parts))
 
 
 def build_report(path: Path, base: Path) -> str:

@@ -1,7 +1,7 @@
 """Durable runs: a folder that can be read, resumed and compared; nothing in it is overwritten silently."""
 
-from fedqssl.runs.execute import resume, start
 from fedqssl.runs.folder import RunError, RunFolder
+from fedqssl.runs.lifecycle import resume, start
 from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import ClientResult, RunResult
 

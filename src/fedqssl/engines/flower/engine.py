@@ -54,10 +54,10 @@ class FlowerEngine(ServerSide):
         return found
 
     def train_clients(
-        self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, plainly: bool = False
+        self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, return_model: bool = False
     ) -> tuple[dict[str, tuple[bytes, ClientMetrics]], dict[str, str]]:
         """See :class:`fedqssl.engines.engine.Engine`."""
-        found, failed = self._ask(TRAIN, payloads, self.context.order(round_number, lr, plainly))
+        found, failed = self._ask(TRAIN, payloads, self.context.order(round_number, lr, return_model))
         replies = {name: (payload, reply.metrics()) for name, (reply, payload) in found.items()}
         return replies, failed
 

@@ -28,7 +28,7 @@ from fedqssl.engines.flower.client import client_app
 from fedqssl.engines.flower.engine import FlowerEngine
 from fedqssl.engines.flower.exchange import Exchange, ExchangeError
 from fedqssl.engines.flower.wire import Capabilities, Request
-from fedqssl.engines.heap import keep_freed_memory
+from fedqssl.engines.malloc import keep_freed_memory
 from fedqssl.engines.server_side import Tick
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.order import carry_out

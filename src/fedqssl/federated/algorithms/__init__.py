@@ -1,6 +1,6 @@
 """Federated algorithms by name, one file each; see :class:`fedqssl.federated.algorithms.base.Algorithm`."""
 
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
 from fedqssl.federated.algorithms.central import CENTRAL
 from fedqssl.federated.algorithms.fed_avg import FED_AVG
 from fedqssl.federated.algorithms.fed_paq import FED_PAQ
@@ -28,4 +28,4 @@ ALGORITHMS: dict[str, Algorithm] = {
     )
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Arrived", "Round", "Workers"]
+__all__ = ["ALGORITHMS", "Algorithm", "Arrived", "Round", "ServerOperators"]

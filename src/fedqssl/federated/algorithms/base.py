@@ -15,7 +15,7 @@ from fedqssl.federated.state import State
 Where = Literal["buffer", "everywhere"]
 
 
-class Workers(Protocol):
+class ServerOperators(Protocol):
     """The server's operators, run wherever the engine likes; results are keyed by client name, never ordered."""
 
     def before(self) -> State:
@@ -76,7 +76,7 @@ class Round:
     rejected: dict[str, str] = field(default_factory=dict)
 
 
-Server = Callable[[Arrived, Workers], Round]
+Server = Callable[[Arrived, ServerOperators], Round]
 
 
 @dataclass(frozen=True)

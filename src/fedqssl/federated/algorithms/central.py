@@ -5,10 +5,10 @@ The ceiling: what ``fed_qssl`` lacks of it is what federation and few bits cost.
 
 from __future__ import annotations
 
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
 
 
-def central(arrived: Arrived, workers: Workers) -> Round:
+def central(arrived: Arrived, workers: ServerOperators) -> Round:
     """E epochs a round over the union of the clients' images; then as handed out by Fed-QSSL's server."""
     state, loss = workers.train(workers.before(), "everywhere", arrived.local_epochs)
     return Round(state, workers.requantize(state), server_loss=loss)

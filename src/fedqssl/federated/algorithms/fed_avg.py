@@ -6,12 +6,12 @@ the codes stand for, ``w = sum_k |D_k|/|D| w_k``, and rounds the mean to each bi
 
 from __future__ import annotations
 
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
 from fedqssl.federated.server.aggregate import average
 from fedqssl.federated.task import SUPERVISED
 
 
-def plain_average(arrived: Arrived, workers: Workers) -> Round:
+def plain_average(arrived: Arrived, workers: ServerOperators) -> Round:
     """The server's part: no work on the buffer."""
     weights = arrived.shares()
     state = average(workers.read(arrived.payloads), weights)

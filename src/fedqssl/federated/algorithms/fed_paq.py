@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
 from fedqssl.federated.client import ClientMetrics, LocalJob, train_locally
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.server.aggregate import average
@@ -28,7 +28,7 @@ def fed_paq(payload: bytes, job: LocalJob) -> tuple[bytes, ClientMetrics]:
     return encode_update(update, job.settings.bits, draws, weight_names(model)), metrics
 
 
-def add_updates(arrived: Arrived, workers: Workers) -> Round:
+def add_updates(arrived: Arrived, workers: ServerOperators) -> Round:
     """The server's part: the float model plus the mean update."""
     weights = arrived.shares()
     updates = {name: decode_update(payload) for name, payload in arrived.payloads.items()}

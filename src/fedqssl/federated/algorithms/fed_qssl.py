@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
 from fedqssl.federated.server.aggregate import average, softmax_weights
 
 
-def fed_qssl(arrived: Arrived, workers: Workers) -> Round:
+def fed_qssl(arrived: Arrived, workers: ServerOperators) -> Round:
     """Lines 11 to 14: collect, de-quantize, aggregate, re-quantize."""
     dequantized = workers.dequantize(arrived.payloads)
     losses = {name: loss for name, (_, loss) in dequantized.items() if math.isfinite(loss)}

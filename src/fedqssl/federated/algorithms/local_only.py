@@ -6,10 +6,10 @@ mean over the clients' models.
 
 from __future__ import annotations
 
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
 
 
-def local_only(arrived: Arrived, workers: Workers) -> Round:
+def local_only(arrived: Arrived, workers: ServerOperators) -> Round:
     """Every client goes on with its own model."""
     return Round(None, dict(arrived.payloads))
 

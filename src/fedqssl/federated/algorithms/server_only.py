@@ -6,10 +6,10 @@ re-quantizes in the same way.
 
 from __future__ import annotations
 
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
 
 
-def server_only(arrived: Arrived, workers: Workers) -> Round:
+def server_only(arrived: Arrived, workers: ServerOperators) -> Round:
     """``dequantize_epochs`` epochs for each client of the round, all on one model."""
     epochs = arrived.dequantize_epochs * len(arrived.clients)
     if not epochs:  # as ``untrained``

@@ -7,10 +7,10 @@ it, with batch norm that does nothing yet, has the better random features (``fed
 
 from __future__ import annotations
 
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Workers
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
 
 
-def untrained(arrived: Arrived, workers: Workers) -> Round:
+def untrained(arrived: Arrived, workers: ServerOperators) -> Round:
     """The initial weights, rounded to each client's bits."""
     state = workers.settle(workers.before())
     return Round(state, workers.requantize(state, epochs=0))

@@ -1,0 +1,52 @@
+"""``fedqssl deploy client``: check the name, read the images, find or make the key, connect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from fedqssl.config.keys import nearest
+from fedqssl.data.pixels import check_on_bad
+from fedqssl.data.registry import load_dataset
+from fedqssl.deploy.client_role import LocalRole
+from fedqssl.deploy.events import Events
+from fedqssl.deploy.fleet import Fleet, FleetError, only_one
+from fedqssl.deploy.roster import MIN_IMAGES
+from fedqssl.deploy.scaffold import own_key
+from fedqssl.deploy.store import Store
+from fedqssl.engines.flower.client import client_app
+
+
+def join(
+    fleet: Fleet, name: str, bits: int, data: str, threads: int, on_bad: str, trust: bool, say: Callable[[str], None]
+) -> None:
+    """Take part until SIGTERM or Ctrl-C."""
+    check_on_bad(on_bad)
+    _check_known(fleet, name)
+    train, test = (load_dataset(data, s, on_bad="skip" if on_bad == "skip" else "error") for s in ("train", "test"))
+    if len(train) < MIN_IMAGES:
+        raise FleetError(f"{data} has {len(train)} training images; at least {MIN_IMAGES} are needed")
+    made = own_key(fleet, name)  # last: on the server's machine, who has a key may connect
+    home = fleet.client(name)
+    with only_one(home, f"client {name}"):
+        events = Events(home / "log.jsonl")
+        role = LocalRole(name, bits, train, test, Store(home / "state"), events, trust)
+        if len(role.held) < MIN_IMAGES:
+            raise FleetError(f"{data} leaves {name} {len(role.held)} training images; at least {MIN_IMAGES} are needed")
+        if made:
+            say(f"made a key for {name}; the server's owner puts {home / 'key.pub'} into clients/{name}/ of the fleet")
+        torch.set_num_threads(threads)
+        from fedqssl.deploy.node import run_node
+
+        run_node(fleet, name, client_app(lambda context: role), events, say)
+
+
+def _check_known(fleet: Fleet, name: str) -> None:
+    """On the server's machine, whose folder lists the clients: a mistyped name must not become another client."""
+    if (fleet.server / "server.key").is_file() and not fleet.client(name).is_dir():
+        names = sorted(home.name for home in (fleet.path / "clients").iterdir() if home.is_dir())
+        raise FleetError(
+            f"{fleet.path} has no client {name!r}{nearest(name, names)} "
+            f"(add one with fedqssl deploy init {fleet.path} --clients {name})"
+        )

@@ -1,0 +1,207 @@
+"""A run with the clients of a fleet: the same rounds, folder and report as everywhere, with clients that come and go."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedqssl.config import load_config, to_toml
+from fedqssl.deploy.events import Events
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, read_json, write_json
+from fedqssl.deploy.keys import public_keys
+from fedqssl.deploy.roster import Roster, ServerImages, first_model, read_roster, refusal, roster_json
+from fedqssl.engines.context import Context
+from fedqssl.engines.flower.engine import FlowerEngine
+from fedqssl.engines.flower.exchange import Exchange
+from fedqssl.runs.describe import describe_data
+from fedqssl.runs.folder import Checkpoint, RunFolder
+from fedqssl.runs.lifecycle import Logged, environment, play_to_end
+from fedqssl.runs.progress import Progress
+from fedqssl.runs.result import RunResult
+from fedqssl.runs.round import first_checkpoint, learning_rate
+
+POLL = 0.5
+ANSWER = 60.0
+"""Seconds within which a client that is connected tells what it can do; one that trains answers later."""
+PATIENCE = 300.0
+"""Seconds until a client that did not answer, or may not take part, is asked again in a run that has enough others."""
+RETURN = 60.0
+"""Seconds for which a run that goes on waits for the clients it had: without them it would go another way."""
+
+
+class FleetRun:
+    """One run, from the settings that ``deploy start`` left, or from its last checkpoint."""
+
+    def __init__(self, grid: Grid, fleet: Fleet, name: str, data: ServerData) -> None:
+        self.exchange, self.fleet, self.name = Exchange(grid, POLL, apart=True), fleet, name
+        self.data, self.folder = data, RunFolder(fleet.runs / name)
+        self.events = Events(fleet.server / "log.jsonl")
+        self.config = load_config(fleet.runs / f"{name}.toml")
+        self.roster: Roster = {}
+        self.refused: dict[str, str] = {}
+        self.ask_again: dict[str, float] = {}
+        self.round, self.totals = 0, {"up": dict[str, int](), "down": dict[str, int]()}
+
+    def play(self, shown: Progress) -> RunResult:
+        """To the end; what goes wrong is in ``status.json`` before it goes on its way."""
+        try:
+            result = self._play(shown)
+        except BaseException as error:
+            self._status("failed", " ".join(str(error).split()) or type(error).__name__)
+            raise
+        self.round, ends = result.rounds, result.clients.items()
+        self.totals = {"up": {n: c.bytes_up for n, c in ends}, "down": {n: c.bytes_down for n, c in ends}}
+        self._status("finished")
+        return result
+
+    def _play(self, shown: Progress) -> RunResult:
+        progress = Logged(shown, self.folder)
+        images = ServerImages(self.data)
+        known = (self.folder.path / "config.toml").exists()
+        if known:
+            self.config = load_config(self.folder.path / "config.toml")
+            self.roster = read_roster(read_json(self.folder.path / "roster.json"))
+            self._check_images(images.context(self.config, self.roster))
+        before = dict(self.roster)
+        run = self._identity()
+        engine = FlowerEngine(images.context(self.config, self.roster), run, self.exchange, shown.tick)
+        engine.workers = self.config.workers
+        self._wait(engine, progress, before)
+        done = self.folder.latest()
+        if done is not None and done.rounds_done >= self.config.rounds:  # too late to join
+            self.roster = {name: told for name, told in self.roster.items() if name in done.payloads}
+        context = engine.context = images.context(self.config, self.roster)
+        if known:
+            self._write_members(context)  # a server that was killed may have written a part of them
+        else:
+            self._create(context)
+        with self.folder.locked(), engine:
+            checkpoint = self.folder.latest() or first_checkpoint(context)
+
+            def arrivals(context: Context, checkpoint: Checkpoint) -> tuple[Context, Checkpoint]:
+                self._wait(engine, progress)
+                new = [name for name in self.roster if name not in checkpoint.payloads]
+                if new:
+                    context = engine.context = images.context(self.config, self.roster)
+                    checkpoint = self._welcome(context, checkpoint, new, progress)
+                self.round, self.totals = checkpoint.rounds_done, vars(checkpoint.totals)
+                self._status("running")
+                return context, checkpoint
+
+            def accuracies(context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
+                found = engine.accuracies(context, payloads)
+                for name, why in engine.unserved.items():
+                    progress.say(f"warning: {name} has not got its final model: {why}")
+                    self.events.note("final model not delivered", client=name, why=why)
+                return found
+
+            return play_to_end(context, engine, self.folder, checkpoint, progress, arrivals, accuracies)
+
+    def _identity(self) -> str:
+        """The run's own number, by which clients recognise a round that is repeated."""
+        path = self.fleet.runs / f"{self.name}.id.json"
+        if read_json(path) is None:
+            write_json(path, secrets.token_hex(8))
+        return str(read_json(path))
+
+    def _check_images(self, context: Context) -> None:
+        """Going on with another buffer would give a run that never was."""
+        noted = read_json(self.folder.path / "environment.json") or {}
+        if noted.get("images_sha256") != environment(context)["images_sha256"]:
+            raise FleetError(
+                f"the server's images have changed since {self.name} began: put them back, or start with --new"
+            )
+
+    def _create(self, context: Context) -> None:
+        """The files of a new run; config.toml last, as everywhere."""
+        self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        facts = environment(context) | {"clients": {n: _facts(told) for n, told in sorted(self.roster.items())}}
+        self.folder.write("environment.json", json.dumps(facts, indent=1) + "\n")
+        self._write_members(context)
+
+    def _write_members(self, context: Context) -> None:
+        self.folder.write("partition.json", json.dumps(context.partition.to_json()) + "\n")
+        self.folder.write("data.json", json.dumps(describe_data(context)) + "\n")
+        write_json(self.folder.path / "roster.json", roster_json(self.roster))
+        self.folder.write("config.toml", to_toml(context.config))
+
+    def _welcome(self, context: Context, checkpoint: Checkpoint, new: list[str], progress: Progress) -> Checkpoint:
+        lr = learning_rate(self.config, min(checkpoint.rounds_done, self.config.rounds - 1))
+        payloads = dict(checkpoint.payloads)
+        for name in new:
+            progress.say(f"{name} joins with {self.roster[name].bits} bits and {self.roster[name].samples} images")
+            payloads[name] = first_model(context, checkpoint, self.roster[name].bits, self.config.server.lr or lr)
+        self._write_members(context)
+        return replace(checkpoint, payloads=payloads)
+
+    def _wait(self, engine: FlowerEngine, progress: Progress, before: Collection[str] = ()) -> None:
+        """Until as many clients as the run needs are connected, and for a while for those of ``before``, too.
+
+        Then ``engine`` knows them all.
+        """
+        told, end = False, time.monotonic() + RETURN
+        while True:
+            self._look(engine, progress)
+            missing = sorted(set(before) - set(engine.nodes))
+            if len(engine.nodes) >= self.config.min_clients and (not missing or time.monotonic() > end):
+                return
+            if not told:
+                there = f"{len(engine.nodes)} of {max(self.config.min_clients, len(before))} are connected"
+                progress.say(f"waiting for clients: {there}")
+                told = True
+            self._status("waiting")
+            time.sleep(POLL)
+
+    def _look(self, engine: FlowerEngine, progress: Progress) -> None:
+        """Who is connected, by key; those that have not been asked yet are asked what they can do."""
+        keys = {key: name for name, key in public_keys(self.fleet).items()}
+        here = {keys[n.public_key]: n.node_id for n in self.exchange.grid.get_nodes() if n.public_key in keys}
+        enough = len(here.keys() & engine.known.keys()) >= self.config.min_clients
+        now = time.monotonic()
+        self.ask_again = {name: then for name, then in self.ask_again.items() if name in here}
+        unknown = {
+            name: node
+            for name, node in here.items()
+            if name not in engine.known and not (enough and now < self.ask_again.get(name, 0.0))
+        }
+        for name, told in engine.discover(unknown, ANSWER).items():
+            self.ask_again[name] = now + PATIENCE  # so that one who never answers does not hold up every round
+            why = told if isinstance(told, str) else refusal(name, told, self.roster.get(name))
+            if why is not None or isinstance(told, str):
+                if self.refused.get(name) != why:
+                    progress.say(f"warning: {name} cannot take part: {why}")
+                    self.events.note("client refused", client=name, why=why)
+                self.refused[name] = str(why)
+                continue
+            self.refused.pop(name, None)
+            engine.known[name] = self.roster[name] = told
+            self.events.note("client joined", client=name, bits=told.bits, images=told.samples, version=told.version)
+        engine.nodes = {name: node for name, node in here.items() if name in engine.known}
+
+    def _status(self, state: str, error: str | None = None) -> None:
+        """For ``deploy status``; the steward's ``id`` stays."""
+        path = self.fleet.server / "status.json"
+        before = read_json(path) or {}
+        clients: dict[str, Any] = {
+            name: {
+                "bits": told.bits,
+                "images": told.samples,
+                "version": told.version,
+                "bytes_up": self.totals["up"].get(name, 0),
+                "bytes_down": self.totals["down"].get(name, 0),
+            }
+            for name, told in sorted(self.roster.items())
+        }
+        about = {"run": self.name, "state": state, "error": error, "round": self.round, "rounds": self.config.rounds}
+        more = {"folder": str(self.folder.path), "clients": clients, "refused": self.refused, "time": time.time()}
+        write_json(path, {"id": before.get("id"), **about, **more})
+
+
+def _facts(told: Any) -> dict[str, str]:
+    return {"fedqssl": told.version, "machine": told.architecture}

@@ -1,0 +1,117 @@
+"""Cells: the runs behind tables, figures and sweeps, each a normal run folder with a name of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any
+
+from fedqssl.config import RunConfig, load_config
+from fedqssl.config.load import accuracy_settings
+from fedqssl.runs.result import RunResult
+
+
+class CellError(ValueError):
+    """A cell cannot be used; the message is one line and says what to do."""
+
+
+class State(Enum):
+    """How far a cell is."""
+
+    NEW = "new"
+    BEGUN = "begun"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a folder's name and its configuration."""
+
+    name: str
+    config: RunConfig
+
+    def folder(self, out: Path) -> Path:
+        """Where the run is."""
+        return out / "cells" / self.name
+
+
+def differences(found: RunConfig, wanted: RunConfig) -> list[str]:
+    """``key found, now wanted`` of every setting that matters to the result, the seed included."""
+    a, b = ({**accuracy_settings(c), "seed": c.seed} for c in (found, wanted))
+    missing = "unset"
+    return [
+        f"{key} {a.get(key, missing)}, now {b.get(key, missing)}" for key in sorted(a | b) if a.get(key) != b.get(key)
+    ]
+
+
+def state_of(cell: Cell, out: Path) -> State:
+    """How far a cell is; one that was run with other settings is an error."""
+    folder = cell.folder(out)
+    if not (folder / "config.toml").is_file():
+        return State.NEW
+    differing = differences(load_config(folder / "config.toml"), cell.config)
+    if differing:
+        raise CellError(
+            f"{folder} was run with other settings ({'; '.join(differing)}); choose another --out, or remove that folder"
+        )
+    return State.DONE if (folder / "result.json").is_file() else State.BEGUN
+
+
+def read_result(folder: Path) -> RunResult:
+    """The result of a finished run, or a CellError."""
+    try:
+        return RunResult.read(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CellError(
+            f"{folder / 'result.json'} cannot be read ({error}); remove it to evaluate the run anew"
+        ) from error
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a run, or a CellError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> CellError:
+    """What to say of a damaged file of a run."""
+    return CellError(f"{path} cannot be read ({error}); put it back, or remove the run to have it run again")
+
+
+@contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """Hold a folder of cells, so that no two commands write the same cell; it is let go however this process ends."""
+    import fcntl
+
+    try:
+        (out / "cells").mkdir(parents=True, exist_ok=True)
+        lock: IO[str] = (out / "cells" / ".lock").open("w")
+    except OSError as error:
+        raise CellError(f"{out} cannot be written ({error.strerror or error}); choose another --out") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CellError(
+                f"another command is working in {out}; wait until it ends, or choose another --out"
+            ) from None
+        yield
+
+
+__all__ = [
+    "Cell",
+    "CellError",
+    "State",
+    "claimed",
+    "differences",
+    "read_json",
+    "read_result",
+    "state_of",
+    "unreadable",
+]

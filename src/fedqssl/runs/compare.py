@@ -1,0 +1,229 @@
+"""Finished runs side by side: grouped by everything but the seed, and never of different protocols unless asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedqssl.config import RunConfig, load_config
+from fedqssl.config.keys import nearest_key
+from fedqssl.config.load import accuracy_settings
+from fedqssl.config.schema import known_keys
+from fedqssl.runs import RunResult
+from fedqssl.runs.cells import read_json, read_result
+from fedqssl.runs.measured import Measured
+from fedqssl.runs.text_table import Grid, accuracy, bits_text, to_csv
+
+FREE = ("algorithm", "bits")
+"""What comparisons are about."""
+CONTENT = "images_sha256"
+
+
+class CompareError(ValueError):
+    """Runs that cannot be compared; the message is one line and says what to do."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run with what it was told."""
+
+    folder: Path
+    config: RunConfig
+    result: RunResult
+    content: str
+
+    def settings(self) -> dict[str, Any]:
+        """What affects accuracy; ``server.lr`` is None where it is the clients', so that it is no difference of its own."""
+        values = accuracy_settings(self.config)
+        if values["server.lr"] == values["lr"]:
+            values["server.lr"] = None
+        values["bits"] = tuple(values["bits"])
+        return values
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone."""
+
+    settings: Mapping[str, Any]
+    runs: Mapping[int, Finished]
+
+    @property
+    def measured(self) -> Measured:
+        """Their accuracies."""
+        return Measured({seed: run.result for seed, run in sorted(self.runs.items())})
+
+
+def find_runs(paths: Sequence[Path], finished_only: bool = False) -> list[Finished]:
+    """The runs in these folders: runs, or folders with runs somewhere inside.
+
+    Raises:
+        CompareError: for a folder without runs, and for a run that has not ended, unless ``finished_only`` leaves those out.
+    """
+    found: dict[Path, Finished] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise CompareError(f"{path} is not a folder; name run folders, or folders of runs")
+        inside = list(_runs_in(path))
+        if not inside:
+            raise CompareError(f"{path} has no runs in it; start one with fedqssl run --out {path / 'a'}")
+        for folder in inside:
+            if (folder / "result.json").is_file():
+                found[folder.resolve()] = _read(folder)
+            elif not finished_only:
+                raise CompareError(
+                    f"{folder} has not ended: wait for it, go on with fedqssl run --resume {folder}, or leave such runs out "
+                    "with --finished"
+                )
+    if not found:
+        raise CompareError(f"no run in {', '.join(map(str, paths))} has ended yet")
+    return list(found.values())
+
+
+def _runs_in(path: Path) -> Iterable[Path]:
+    """Run folders at any depth, in the order of their names; nothing inside a run is one."""
+    for place, folders, files in os.walk(path):
+        folders.sort()
+        if "config.toml" in files and ("checkpoints" in folders or "result.json" in files):
+            folders.clear()
+            yield Path(place)
+
+
+def _read(folder: Path) -> Finished:
+    environment = read_json(folder / "environment.json") if (folder / "environment.json").is_file() else {}
+    content = environment.get(CONTENT) if isinstance(environment, dict) else None
+    return Finished(folder, load_config(folder / "config.toml"), read_result(folder), str(content or ""))
+
+
+def check_comparable(runs: Sequence[Finished], across: Sequence[str]) -> None:
+    """Refuse runs that differ in more than algorithm, bits, seed and the settings named in ``across``."""
+    known = known_keys()
+    for key in across:
+        if key not in known:
+            raise CompareError(f"--across: unknown setting {key!r}{nearest_key(key, known)}")
+    all_settings = [run.settings() for run in runs]
+    allowed = {*FREE, *across}
+    differing = {}
+    for key in dict.fromkeys(key for settings in all_settings for key in settings):
+        values = list(dict.fromkeys(_text(s[key]) for s in all_settings if key in s))  # beta is dirichlet's alone
+        if len(values) > 1 and key not in allowed:
+            differing[key] = values
+    if differing:
+        what = "; ".join(f"{key} ({', '.join(values)})" for key, values in differing.items())
+        raise CompareError(
+            f"these runs differ in more than algorithm, bits and seed: {what}; leave some out, or compare across these "
+            f"settings with --across {','.join([*across, *differing])}"
+        )
+    by_source: dict[tuple[str, str], Finished] = {}
+    for run in runs:
+        first = by_source.setdefault((run.config.data, str(run.config.images)), run)
+        if run.content and first.content and run.content != first.content:
+            raise CompareError(
+                f"{first.folder} and {run.folder} were run on different images, although both name {run.config.data}; they "
+                "cannot be compared"
+            )
+
+
+def grouped(runs: Sequence[Finished]) -> list[Group]:
+    """Runs by everything but the seed, in order of appearance; a run that is there twice counts once."""
+    groups: dict[tuple[tuple[str, str], ...], dict[int, Finished]] = {}
+    for run in runs:
+        settings = run.settings()
+        key = tuple(sorted((k, repr(v)) for k, v in settings.items()))
+        seeds = groups.setdefault(key, {})
+        other = seeds.setdefault(run.config.seed, run)
+        if _figures(other) != _figures(run):
+            raise CompareError(
+                f"{other.folder} and {run.folder} have the same settings and seed but other results (another version or "
+                "machine?); leave one out"
+            )
+    return [Group(next(iter(seeds.values())).settings(), seeds) for seeds in groups.values()]
+
+
+def _figures(run: Finished) -> tuple[float | None, float | None]:
+    return run.result.global_accuracy, run.result.local_accuracy
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return bits_text(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "unset" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs in one table."""
+
+    groups: tuple[Group, ...]
+    across: tuple[str, ...]
+
+    def grid(self) -> Grid:
+        """For people: mean ± deviation."""
+        rows = []
+        for group in self.groups:
+            mine, settings = group.measured, group.settings
+            parts = [
+                *(_text(settings.get(key)) for key in self.across),
+                accuracy(mine.globally.mean, mine.globally.deviation),
+                accuracy(mine.locally.mean, mine.locally.deviation),
+                str(len(mine.runs)),
+            ]
+            rows.append((str(settings["algorithm"]), _text(settings["bits"]), *parts))
+        columns = ("Algorithm", "Bits", *self.across, "Global", "Local", "Seeds")
+        return Grid(self._title(), columns, (tuple(rows),), ("Accuracy in percent, mean ± deviation over seeds.",))
+
+    def _title(self) -> str:
+        configs = [next(iter(group.runs.values())).config for group in self.groups]
+        first, free = configs[0], set(self.across)
+        parts = [f"{key} {value}" for key, value in (("rounds", first.rounds), ("E", first.local_epochs))]
+        data = "" if "data" in free else f" on {first.data}"
+        shown = [p for p, key in zip(parts, ("rounds", "local_epochs"), strict=True) if key not in free]
+        return f"{sum(len(g.runs) for g in self.groups)} runs{data}{''.join(f', {p}' for p in shown)}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """For machines: a line per group."""
+        return [self._record(group) for group in self.groups]
+
+    def _record(self, group: Group) -> dict[str, Any]:
+        mine, settings = group.measured, group.settings
+        return {
+            "algorithm": settings["algorithm"],
+            "bits": _text(settings["bits"]),
+            **{key: settings.get(key) for key in self.across if key not in FREE},
+            "global": mine.globally.mean,
+            "global_deviation": mine.globally.deviation,
+            "local": mine.locally.mean,
+            "local_deviation": mine.locally.deviation,
+            "seeds": len(mine.runs),
+            "seed_list": " ".join(map(str, mine.runs)),
+        }
+
+    def text(self, form: str) -> str:
+        """As ``markdown``, ``csv`` or ``latex``."""
+        if form == "csv":
+            return to_csv(self.records())
+        return self.grid().latex() if form == "latex" else self.grid().markdown()
+
+
+def compare(paths: Sequence[Path], across: Sequence[str] = (), finished_only: bool = False) -> Comparison:
+    """Runs side by side.
+
+    Args:
+        paths: run folders, or folders of runs.
+        across: settings in which runs may differ besides algorithm, bits and seed; each becomes a column.
+        finished_only: leave out runs that have not ended instead of refusing them.
+
+    Raises:
+        CompareError: one line that says what stands in the way and what to do.
+    """
+    runs = find_runs(paths, finished_only)
+    check_comparable(runs, across)
+    return Comparison(tuple(grouped(runs)), tuple(key for key in across if key not in FREE))
+
+
+__all__ = ["CompareError", "Comparison", "Finished", "Group", "check_comparable", "compare", "find_runs", "grouped"]

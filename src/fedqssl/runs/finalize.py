@@ -1,0 +1,93 @@
+"""The end of a run: accuracies, every client's own model, plots, ``summary.md`` and ``result.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fedqssl.config import protocol
+from fedqssl.engines.context import Context
+from fedqssl.engines.engine import Engine
+from fedqssl.runs.evaluate import evaluate, has_labels
+from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
+from fedqssl.runs.plots import draw
+from fedqssl.runs.progress import Progress
+from fedqssl.runs.result import ClientResult, RunResult
+from fedqssl.runs.round import learning_rate
+
+Accuracies = Callable[[Context, Mapping[str, bytes]], dict[str, float]]
+"""Of each client's own model on its own held-out images, where that can be measured."""
+
+
+def finish(
+    context: Context,
+    engine: Engine,
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    progress: Progress,
+    accuracies: Accuracies | None = None,
+) -> RunResult:
+    """Evaluate, hand every client its model, write the result; ``accuracies`` judges the clients' own instead of the engine."""
+    config = context.config
+    progress.say(
+        "evaluating" if has_labels(context) else "these data have no labels, so there is no accuracy to measure"
+    )
+    own = checkpoint.payloads
+    if context.task.supervised:  # section 8: the client's own model after local training
+        rate = learning_rate(config, config.rounds - 1)
+        replies, failed = engine.train_clients(own, config.rounds, rate, return_model=True)
+        for name, why in sorted(failed.items()):
+            progress.say(f"warning: {name} was not trained on its own images at the end: {why}")
+        own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
+    models = checkpoint.payloads if checkpoint.aggregated is None else {"": checkpoint.aggregated}
+    total, local = evaluate(context, engine, models, own if accuracies is None else {})
+    if accuracies is not None:
+        local = accuracies(context, own)
+    clients = {name: _hand_out(context, folder, checkpoint, name, local.get(name)) for name in sorted(context.bits)}
+    known = [c.local_accuracy for c in clients.values() if c.local_accuracy is not None]
+    result = RunResult(
+        folder=folder.path,
+        algorithm=config.algorithm,
+        dataset=config.data,
+        seed=config.seed,
+        rounds=config.rounds,
+        global_accuracy=total,
+        local_accuracy=sum(known) / len(known) if known else None,
+        clients=clients,
+        bytes_up=sum(c.bytes_up for c in clients.values()),
+        bytes_down=sum(c.bytes_down for c in clients.values()),
+        client_seconds=checkpoint.totals.client_seconds,
+        server_seconds=checkpoint.totals.server_seconds,
+        peak_memory_bytes=engine.peak_memory(),
+        protocol=protocol(config),
+    )
+    figures = draw(context, folder)
+    if not figures:
+        progress.say("no plots: install matplotlib (pip install 'fedqssl[plots]') to get curves.png and partition.png")
+    folder.write("summary.md", summary(result, figures))
+    folder.write("result.json", result.to_json())
+    return result
+
+
+def _hand_out(
+    context: Context, folder: RunFolder, checkpoint: Checkpoint, name: str, accuracy: float | None
+) -> ClientResult:
+    """Write a client's model to ``clients/<name>/model.fqssl``; it is the last thing that the client receives."""
+    home = folder.path / "clients" / name
+    home.mkdir(parents=True, exist_ok=True)
+    payload, totals = checkpoint.payloads[name], checkpoint.totals
+    write_atomically(home / "model.fqssl", payload)
+    images = len(context.partition.clients[name].train)
+    received = totals.down.get(name, 0) + (len(payload) if context.algorithm.federates else 0)
+    return ClientResult(context.bits[name], images, accuracy, totals.up.get(name, 0), received)
+
+
+def summary(result: RunResult, figures: list[str]) -> str:
+    """``summary.md``."""
+    lines = [f"# {result.headline()}", "", f"Protocol `{result.protocol}`, seed {result.seed}.", ""]
+    lines += ["| client | bits | images | local accuracy | bytes up | bytes down |", "|---|---|---|---|---|---|"]
+    for name, c in result.clients.items():
+        accuracy = "no labels" if c.local_accuracy is None else f"{100 * c.local_accuracy:.1f}%"
+        lines.append(f"| {name} | {c.bits} | {c.samples} | {accuracy} | {c.bytes_up} | {c.bytes_down} |")
+    lines += ["", f"Bytes up {result.bytes_up}, down {result.bytes_down}.", ""]
+    lines += [f"![{name}]({name})" for name in figures] + [""]
+    return "\n".join(lines)

@@ -1,0 +1,238 @@
+"""Start, continue and finish a run: Algorithm 1's loop over rounds, with a checkpoint after each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+
+from fedqssl import __version__
+from fedqssl.config import RunConfig, load_config, protocol, to_toml
+from fedqssl.config.keys import nearest
+from fedqssl.cost.planner import with_device_bits
+from fedqssl.data.images import DataWarning
+from fedqssl.engines.context import Context, build_context
+from fedqssl.engines.engine import Engine
+from fedqssl.engines.flower import check_flower, flower_simulation
+from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.server_side import Tick
+from fedqssl.evaluation.collapse import Collapse
+from fedqssl.federated.algorithms import ALGORITHMS
+from fedqssl.files import absolute
+from fedqssl.quant import kernels
+from fedqssl.runs.describe import describe_data
+from fedqssl.runs.finalize import Accuracies, finish
+from fedqssl.runs.folder import Checkpoint, RunError, RunFolder
+from fedqssl.runs.progress import Progress, Say, round_line
+from fedqssl.runs.result import RunResult
+from fedqssl.runs.round import first_checkpoint, play
+from fedqssl.runs.tracking import check_tracking, tracking
+
+ENGINES: dict[str, Callable[[Context, Tick], AbstractContextManager[Engine]]] = {
+    "in_process": InProcess,
+    "flower-sim": flower_simulation,
+}
+"""By name; ``fedqssl deploy`` has one more, ``flower``, which no other command can start."""
+Arrivals = Callable[[Context, Checkpoint], tuple[Context, Checkpoint]]
+"""The same with clients that have come since: they have bits, a size and a model to begin with."""
+
+
+def start(
+    config: RunConfig, out: Path, *, overwrite: bool = False, say: Say = print, progress: Progress | None = None
+) -> RunResult:
+    """Run a configuration in a new folder; ``progress`` shows more than the lines that go to ``say``."""
+    _check(config)
+    RunFolder.check_new(out, overwrite)
+    algorithm = ALGORITHMS[config.algorithm]
+    config = with_device_bits(config, algorithm.objective, upload=algorithm.upload)
+    config = config.model_copy(update={"data": absolute(config.data)})  # so that it can be resumed from anywhere
+    progress = progress or Progress(say)
+    context, warned = _loaded(config, progress)
+    try:
+        context.task.converted(min(context.bits.values()))
+    except (RuntimeError, MemoryError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise RunError(f"the model {config.model} at width {config.width} cannot be built ({why})") from error
+    try:
+        folder = RunFolder.create(out, overwrite)
+        folder.write("environment.json", json.dumps(environment(context), indent=1) + "\n")
+        folder.write("partition.json", json.dumps(context.partition.to_json()) + "\n")
+        folder.write("data.json", json.dumps(describe_data(context)) + "\n")
+        folder.write("config.toml", to_toml(config))  # last: what has a config.toml can be resumed
+    except OSError as error:
+        raise RunError(f"{out} cannot be written ({error.strerror or error}); choose another --out") from error
+    for line in warned:
+        folder.log(line)
+    return run_to_end(context, folder, progress)
+
+
+def _loaded(config: RunConfig, progress: Progress) -> tuple[Context, list[str]]:
+    """The images, with a bar for downloads; and what was said of pictures that were left out."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DataWarning)
+        context = build_context(config, lambda done, total: progress.tick("download (bytes)", done, total or 0))
+    lines = [f"warning: {found.message}" for found in caught]
+    for line in lines:
+        progress.say(line)
+    return context, lines
+
+
+def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) -> RunResult:
+    """Go on with a run where its last checkpoint stands; a finished run is only read."""
+    found = RunFolder.open(folder)
+    progress = progress or Progress(say)
+    if (folder / "result.json").exists():
+        progress.say(f"{folder} is finished")
+        return RunResult.read(folder)
+    config = load_config(folder / "config.toml")
+    _check(config)
+    _check_same_settings(config, found)
+    context, _ = _loaded(config, progress)
+    _check_same_data(context, found)
+    return run_to_end(context, found, progress)
+
+
+def _check(config: RunConfig) -> None:
+    if config.engine == "flower":
+        raise RunError("a run on real machines is started and continued with fedqssl deploy start")
+    for kind, name, known in (("algorithm", config.algorithm, [*ALGORITHMS]), ("engine", config.engine, [*ENGINES])):
+        if name not in known:
+            raise RunError(f"unknown {kind} {name!r}{nearest(name, known)} ({kind}s: {', '.join(known)})")
+    if config.engine == "flower-sim":
+        check_flower()
+    check_tracking(config.track)
+
+
+def _check_same_settings(config: RunConfig, folder: RunFolder) -> None:
+    """Going on with other settings would give a run that no configuration describes."""
+    noted = folder.read_json("environment.json")
+    began = noted.get("settings") if isinstance(noted, dict) else None
+    if began not in (None, settings_digest(config)):
+        raise RunError(
+            f"{folder.path / 'config.toml'} was changed after the run began: put it back, or start a new run with it"
+        )
+
+
+def settings_digest(config: RunConfig) -> str:
+    """Of everything that the run's bytes depend on but the images, which may be moved: they have a digest of their own."""
+    anywhere = config.model_copy(update={"data": ""})
+    return hashlib.sha256(f"{protocol(anywhere)} {config.seed}".encode()).hexdigest()[:16]
+
+
+def _check_same_data(context: Context, folder: RunFolder) -> None:
+    """Going on with other images would give a run that never was."""
+    same = folder.read_json("partition.json") == json.loads(json.dumps(context.partition.to_json()))
+    environment = folder.read_json("environment.json")
+    noted = environment.get("images_sha256") if isinstance(environment, dict) else None
+    if not same or noted not in (None, _images_digest(context)):
+        raise RunError(f"the data behind {folder.path} have changed: put back what was there, or start a new run")
+
+
+def _images_digest(context: Context) -> str:
+    """Of all pixels and labels."""
+    digest = hashlib.sha256()
+    sets = (context.train.images, context.train.labels, context.test.images, context.test.labels, context.public)
+    for tensor in sets:
+        if tensor is not None:
+            digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def environment(context: Context) -> dict[str, object]:
+    """For ``environment.json``: what the run's bytes depend on besides its settings."""
+    return {
+        "images_sha256": _images_digest(context),
+        "settings": settings_digest(context.config),
+        "fedqssl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "kernels": kernels.describe(),
+    }
+
+
+class Logged(Progress):
+    """Shows and logs every line."""
+
+    def __init__(self, inner: Progress, folder: RunFolder) -> None:
+        super().__init__(inner.say)
+        self.folder = folder
+        self.tick, self.round = inner.tick, inner.round  # type: ignore[method-assign]
+
+    def say(self, line: str) -> None:
+        """Log a line, and show it."""
+        self.folder.log(line)
+        super().say(line)
+
+
+def run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunResult:
+    """All rounds that are left, then the evaluation; Ctrl-C and kill lose at most the round in flight."""
+    try:
+        with folder.locked():
+            return _run_to_end(context, folder, Logged(progress, folder))
+    except OSError as error:
+        raise RunError(f"{error}; when that is solved, go on with --resume {folder.path}") from error
+
+
+def _run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunResult:
+    checkpoint = folder.latest() or first_checkpoint(context)
+    with ENGINES[context.config.engine](context, progress.tick) as engine:
+        return play_to_end(context, engine, folder, checkpoint, progress)
+
+
+def _nobody_new(context: Context, checkpoint: Checkpoint) -> tuple[Context, Checkpoint]:
+    return context, checkpoint
+
+
+def play_to_end(
+    context: Context,
+    engine: Engine,
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    progress: Progress,
+    arrivals: Arrivals = _nobody_new,
+    accuracies: Accuracies | None = None,
+) -> RunResult:
+    """The rounds after a checkpoint, each with a checkpoint of its own, then the evaluation.
+
+    ``arrivals`` is asked before each round for clients that are new; ``accuracies`` judges the clients' own models,
+    where the engine's processes cannot.
+    """
+    config = context.config
+    folder.cut_metrics(checkpoint.rounds_done)
+    if checkpoint.rounds_done:
+        progress.say(f"going on after round {checkpoint.rounds_done} of {config.rounds}")
+    began, first = time.monotonic(), checkpoint.rounds_done
+    with tracking(config, folder, first, progress.say) as tracker:
+        for round_number in range(first, config.rounds):
+            progress.round(round_number + 1, config.rounds)
+            context, checkpoint = arrivals(context, checkpoint)
+            checkpoint, line = play(context, engine, checkpoint, round_number)
+            folder.append_metrics(line)
+            folder.save(checkpoint)
+            left = (time.monotonic() - began) / (round_number + 1 - first) * (config.rounds - round_number - 1)
+            progress.say(round_line(line, config.rounds, left))
+            _warn(line, progress)
+            tracker.round(line)
+        result = finish(context, engine, folder, checkpoint, progress, accuracies)
+        tracker.result(result)
+        return result
+
+
+def _warn(line: dict[str, object], progress: Progress) -> None:
+    """Say what a user should not miss."""
+    rejected, collapse = line["rejected"], line["collapse"]
+    assert isinstance(rejected, dict)
+    for name, why in sorted(rejected.items()):
+        progress.say(f"warning: the update of {name} was not used: {why}")
+    if isinstance(collapse, dict):
+        warning = Collapse(**collapse).warning()
+        if warning:
+            progress.say(f"warning: {warning}")

@@ -1,0 +1,163 @@
+"""Run cells: skip what is done, go on with what was begun, start the rest; a cell that fails does not stop the others."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedqssl.data.registry import kept_datasets, load_dataset
+from fedqssl.runs import Progress, RunResult, resume, start
+from fedqssl.runs.cells import Cell, CellError, State, read_result, state_of
+from fedqssl.runs.progress import seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell ended: an empty ``error`` is success; ``trace`` is for whoever looks for the cause."""
+
+    cell: Cell
+    error: str = ""
+    trace: str = ""
+
+
+class Quiet(Progress):
+    """Shows how far a round is, but not its lines, which are in the run's ``log.txt``; warnings are shown."""
+
+    def __init__(self, inner: Progress, name: str) -> None:
+        super().__init__(inner.say)
+        self.inner, self.name = inner, name
+
+    def tick(self, what: str, done: int, total: int) -> None:
+        """With the cell's name."""
+        self.inner.tick(f"{what} ({self.name})", done, total)
+
+    def round(self, number: int, rounds: int) -> None:
+        """As it is."""
+        self.inner.round(number, rounds)
+
+    def say(self, line: str) -> None:
+        """Pass on warnings only."""
+        if line.startswith("warning:"):
+            super().say(f"{self.name}: {line}")
+
+
+def run_cell(cell: Cell, out: Path, progress: Progress) -> RunResult:
+    """One cell to its end, whatever is there of it already."""
+    folder = cell.folder(out)
+    state = state_of(cell, out)
+    if state is State.DONE:
+        return read_result(folder)
+    quiet = Quiet(progress, cell.name)
+    return resume(folder, progress=quiet) if state is State.BEGUN else start(cell.config, folder, progress=quiet)
+
+
+def attempt(cell: Cell, out: Path, progress: Progress) -> Outcome:
+    """As :func:`run_cell`; an error is part of the outcome."""
+    try:
+        run_cell(cell, out, progress)
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        return Outcome(cell, text, traceback.format_exc())
+    return Outcome(cell)
+
+
+class _Count:
+    """Lines of progress: cell k of n, how long it took, how long the rest may take."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self.total, self.progress = total, progress
+        self.ended, self.began = 0, time.monotonic()
+
+    def end(self, outcome: Outcome, out: Path) -> None:
+        self.ended += 1
+        self.progress.tick("cells", self.ended, self.total)
+        took = time.monotonic() - self.began
+        left = took / self.ended * (self.total - self.ended)
+        tail = f"; about {seconds(left)} left" if self.ended < self.total else f"; {seconds(took)} in all"
+        self.progress.say(f"cell {self.ended} of {self.total}: {outcome.cell.name}: {_figures(outcome, out)}{tail}")
+
+
+def _figures(outcome: Outcome, out: Path) -> str:
+    if outcome.error:
+        return f"failed: {outcome.error}"
+    result = read_result(outcome.cell.folder(out))
+    known = {"global": result.global_accuracy, "local": result.local_accuracy}
+    return ", ".join(f"{name} {100 * value:.1f}%" for name, value in known.items() if value is not None) or "done"
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    out: Path,
+    jobs: int | None,
+    progress: Progress,
+    ended: Callable[[Cell], None] = lambda cell: None,
+) -> CellError | None:
+    """Run all cells that are not done; equal cells are run once.
+
+    Args:
+        cells: what is wanted.
+        out: folder whose ``cells`` they are in.
+        jobs: None runs one cell after the other with its own ``workers``; a number runs that many at the same time, each in
+            one process with one thread, which gives the same results.
+        progress: told about cells, and about rounds when cells run one after the other.
+        ended: called for every cell that succeeded, those that were done before first.
+
+    Returns:
+        None, or the error to end with, if cells failed.
+
+    Raises:
+        CellError, DataError: before anything is run, if a cell has other settings or data cannot be read.
+    """
+    wanted = list(dict.fromkeys(cells))
+    done = [cell for cell in wanted if state_of(cell, out) is State.DONE]
+    left = [cell for cell in wanted if cell not in done]
+    progress.say(f"{len(left)} cells to run" + (f", {len(done)} done already" if done else ""))
+    for cell in done:
+        ended(cell)
+    if not left:
+        return None
+    by_name = {cell.name: cell for cell in left}
+    if jobs is not None:
+        left = [Cell(c.name, c.config.model_copy(update={"workers": 1, "threads": 1})) for c in left]
+    with kept_datasets():
+        for spec, place in {(c.config.data, c.config.data_dir) for c in left}:
+            load_dataset(spec, "test", place)  # data that are missing are one error here, not one in every cell
+        count, failed = _Count(len(left), progress), []
+        for outcome in _outcomes(left, out, jobs, progress):
+            count.end(outcome, out)
+            if outcome.error:
+                failed.append(outcome)
+            else:
+                (out / "failed" / f"{outcome.cell.name}.txt").unlink(missing_ok=True)
+                ended(by_name[outcome.cell.name])
+    return _error(failed, len(wanted), out)
+
+
+def _outcomes(cells: Sequence[Cell], out: Path, jobs: int | None, progress: Progress) -> Iterator[Outcome]:
+    if jobs is None or jobs == 1:
+        return (attempt(cell, out, progress) for cell in cells)
+    from fedqssl.runs.parallel import outcomes
+
+    return outcomes(cells, out, jobs)
+
+
+def _error(failed: Sequence[Outcome], total: int, out: Path) -> CellError | None:
+    """One line for all that failed, equal reasons together; tracebacks go to ``failed/``."""
+    if not failed:
+        return None
+    by_reason: dict[str, list[str]] = {}
+    (out / "failed").mkdir(exist_ok=True)
+    for outcome in failed:
+        by_reason.setdefault(outcome.error, []).append(outcome.cell.name)
+        (out / "failed" / f"{outcome.cell.name}.txt").write_text(outcome.trace or outcome.error + "\n")
+    reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+    return CellError(
+        f"{len(failed)} of {total} cells failed ({reasons}); the others are kept, tracebacks are in {out / 'failed'}; "
+        "the same command tries the failed ones again"
+    )
+
+
+__all__ = ["Outcome", "attempt", "run_cell", "run_cells"]

@@ -1,0 +1,1 @@
+"""What serves papers and benchmarks and no device needs: ``paper`` (tables and figures), ``theory``, ``bench``."""

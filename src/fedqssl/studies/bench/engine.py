@@ -1,0 +1,106 @@
+"""What carrying a round costs: CPU time outside training, evaluation and packing; and what a second worker brings."""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from fedqssl.config import RunConfig
+from fedqssl.engines.context import Context, build_context
+from fedqssl.engines.in_process import InProcess
+from fedqssl.runs.folder import RunFolder
+from fedqssl.runs.round import first_checkpoint, learning_rate, play
+from fedqssl.studies.bench.records import Record
+
+WORK = {
+    "training": [f"fedqssl.federated.{m}.train_epoch" for m in ("client", "server.fine_tune", "server.requantize")],
+    "evaluation": ["fedqssl.runs.round.knn_monitor", "fedqssl.runs.round.collapse_monitor"],
+    "packing": [
+        f"fedqssl.federated.{m}"
+        for m in ("client.load_bytes", "client.to_bytes", "state.load_bytes", "server.requantize.to_bytes")
+    ]
+    + ["fedqssl.federated.server.validate.load_bytes", "fedqssl.federated.server.validate.to_bytes"]
+    + ["fedqssl.runs.round.to_bytes"],
+}
+
+
+@contextmanager
+def _counted(spent: dict[str, float]) -> Iterator[None]:
+    """Add the CPU seconds of every function in ``WORK`` to its kind."""
+
+    def counting(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            began = time.process_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                spent[kind] += time.process_time() - began
+
+        return call
+
+    with ExitStack() as stack:
+        for kind, names in WORK.items():
+            for name in names:
+                stack.enter_context(mock.patch(name, counting(kind, pkgutil.resolve_name(name))))
+        yield
+
+
+def overhead(context: Context, rounds: int) -> dict[str, float]:
+    """CPU seconds by kind of ``rounds`` rounds in one process, checkpoints included, after one round of warm-up."""
+    spent = dict.fromkeys(WORK, 0.0)
+    with tempfile.TemporaryDirectory() as place, InProcess(context) as engine:
+        folder = RunFolder.create(Path(place) / "run", overwrite=False)
+        checkpoint, _ = play(context, engine, first_checkpoint(context), 0)
+        began = time.process_time()
+        with _counted(spent):
+            for number in range(1, rounds + 1):
+                checkpoint, line = play(context, engine, checkpoint, min(number, context.config.rounds - 1))
+                folder.append_metrics(line)
+                folder.save(checkpoint)
+        total = time.process_time() - began
+    return {**spent, "other": total - sum(spent.values()), "total": total}
+
+
+def throughput(one: Context, two: Context, repeats: int) -> list[tuple[float, float]]:
+    """Wall seconds of a round's client training with one and with two workers, interleaved."""
+    found = []
+    with InProcess(one) as single, InProcess(two) as double:
+        payloads = first_checkpoint(one).payloads
+        rate = learning_rate(one.config, 0)
+        for engine in (single, double):
+            engine.train_clients(payloads, 0, rate)
+        for number in range(repeats):
+            seconds = []
+            for engine in (single, double):
+                began = time.monotonic()
+                engine.train_clients(payloads, number, rate)
+                seconds.append(time.monotonic() - began)
+            found.append((seconds[0], seconds[1]))
+    return found
+
+
+def run(config: RunConfig, rounds: int = 2, repeats: int = 3) -> Record:
+    """Both measurements for a configuration."""
+    one = build_context(config.model_copy(update={"workers": 1}))
+    two = build_context(config.model_copy(update={"workers": 2}))
+    spent = overhead(one, rounds)
+    pairs = sorted(a / b for a, b in throughput(one, two, repeats))
+    rows: list[dict[str, str | int | float | None]] = [
+        {"what": f"CPU share of {kind}", "value": seconds / spent["total"]} for kind, seconds in spent.items()
+    ]
+    rows.append({"what": "throughput of two workers / one (wall, median)", "value": pairs[len(pairs) // 2]})
+    settings: dict[str, str | int | float] = {
+        "rounds": rounds,
+        "repeats": repeats,
+        "cpu_seconds_a_round": round(spent["total"] / rounds, 2),
+    }
+    settings |= {"model": config.model, "width": config.width, "clients": config.clients, "data": config.data}
+    return Record("engine", rows, settings=settings)

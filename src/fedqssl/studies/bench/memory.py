@@ -1,0 +1,137 @@
+"""Memory of one training step against fp32: peak over the steady state, and bytes saved for backward.
+
+One process per variant, with a fixed mmap threshold so that freed buffers leave the resident set at once. The
+process is this module: ``python -m fedqssl.studies.bench.memory FAMILY BITS WIDTH IMAGES THREADS`` prints JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedqssl.studies.bench.records import Record, Row, Skipped
+
+if TYPE_CHECKING:
+    from fedqssl.studies.bench.peers import TrainingStep, Variant
+
+_SKIPPED = 3  # exit code of a process whose peer is not available
+
+
+def run(width: int = 16, images: int = 256, bits: Sequence[int] = (4,), threads: int = 1, peers: bool = True) -> Record:
+    """Measure every variant in a process of its own; the ``*_ratio`` columns are fp32 / variant.
+
+    ``steady_bytes`` is what the process holds between steps on top of the imported libraries (weights, data,
+    caches, scratch buffers that are kept), ``peak_bytes`` what a step adds, ``total_ratio`` compares sums.
+    """
+    from fedqssl.studies.bench.step import candidates
+
+    rows: list[dict[str, str | int | float]] = []
+    skipped: list[Skipped] = []
+    for variant in candidates(bits, peers):
+        result = _measure_apart(variant, width, images, threads)
+        if isinstance(result, Skipped):
+            skipped.append(result)
+        else:
+            rows.append({"variant": variant.family, "bits": variant.bits, **result})
+    results: list[Row] = [{**row, **_ratios(rows[0], row)} for row in rows]
+    settings = {
+        "model": "resnet18+projector",
+        "width": width,
+        "images": images,
+        "views": 2,
+        "threads": threads,
+    }
+    return Record("memory", results, skipped, settings)
+
+
+def _ratios(fp32: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        "peak_ratio": fp32["peak_bytes"] / max(row["peak_bytes"], 1),
+        "saved_ratio": fp32["saved_bytes"] / max(row["saved_bytes"], 1),
+        "total_ratio": (fp32["steady_bytes"] + fp32["peak_bytes"]) / (row["steady_bytes"] + row["peak_bytes"]),
+    }
+
+
+def _measure_apart(variant: Variant, width: int, images: int, threads: int) -> dict[str, int] | Skipped:
+    arguments = [variant.family, *map(str, (variant.bits, width, images, threads))]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedqssl.studies.bench.memory", *arguments],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == _SKIPPED:
+        return Skipped(variant.name, done.stdout.strip())
+    if done.returncode != 0:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise OSError(f"memory of {variant.name}: the measuring process ended with {done.returncode}: {last}")
+    result: dict[str, int] = json.loads(done.stdout)
+    return result
+
+
+def status_bytes(field: str) -> int:
+    """A field of /proc/self/status (VmRSS, VmHWM) in bytes."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}; the memory bench needs Linux")
+
+
+def steady_and_peak(step: TrainingStep, warm: int = 2) -> tuple[int, int]:
+    """Resident size between steps, and how far one step rises above it."""
+    for _ in range(warm):
+        step()
+    gc.collect()
+    before = status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM to VmRSS
+    step()
+    return before, status_bytes("VmHWM") - before
+
+
+def saved_bytes(step: TrainingStep) -> int:
+    """Bytes that one forward pass keeps for backward: each storage once, without parameters and buffers."""
+    import torch
+
+    own = {t.untyped_storage().data_ptr() for t in (*step.model.parameters(), *step.model.buffers())}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = step.loss()  # holds the graph, so no address is reused while we count
+    del loss
+    return sum(kept.values())
+
+
+def _measure(arguments: Sequence[str]) -> int:
+    import torch
+
+    from fedqssl.ssl import simclr  # noqa: F401  (libraries are not part of what a variant holds)
+    from fedqssl.studies.bench.peers import PeerUnavailableError, Variant, training_step
+
+    bits, width, images, threads = map(int, arguments[1:])
+    torch.set_num_threads(threads)
+    empty = status_bytes("VmRSS")
+    try:
+        step = training_step(Variant(arguments[0], bits), width, images)
+    except PeerUnavailableError as error:
+        print(error)
+        return _SKIPPED
+    steady, peak = steady_and_peak(step)
+    saved = saved_bytes(step)
+    print(json.dumps({"steady_bytes": steady - empty, "peak_bytes": peak, "saved_bytes": saved}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_measure(sys.argv[1:]))

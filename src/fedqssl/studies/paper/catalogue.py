@@ -1,0 +1,210 @@
+"""What each table and figure of the paper consists of; and our own: ``table_low``, ``figure_server``, ``figure_temperature``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedqssl.studies.paper import paper
+
+SUPERVISED = ("fed_avg", "fed_prox", "fed_paq")
+SELF_SUPERVISED = ("fed_simclr", "fed_simsiam", "fed_qssl")
+FULL = ("fed_simclr", "fed_qssl")
+CONTROLS = ("local_only", "server_only", "central", "untrained")
+
+NAMES = {
+    "fed_avg": "FedAvg",
+    "fed_prox": "FedProx",
+    "fed_paq": "FedPAQ",
+    "fed_simclr": "Fed-SimCLR",
+    "fed_simsiam": "Fed-SimSiam",
+    "fed_qssl": "Fed-QSSL",
+    "local_only": "control: local only",
+    "server_only": "control: server only",
+    "central": "control: central",
+    "untrained": "control: untrained",
+}
+"""How tables print an algorithm."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An algorithm at a precision (a key of ``Scale.bits``)."""
+
+    algorithm: str
+    precision: str
+
+    @property
+    def title(self) -> str:
+        """As the paper prints it."""
+        name = NAMES.get(self.algorithm, self.algorithm)
+        return f"{name} (Full)" if self.precision == "full" else name
+
+
+DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+"""How titles print the paper's datasets."""
+EMBEDDED = ("scenes", "digits")
+"""Images that can only stand in for them."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: rows in groups that a line separates; the ``title`` leaves out the dataset, which a scale may replace."""
+
+    name: str
+    title: str
+    dataset: str
+    precision: str
+    groups: tuple[tuple[Row, ...], ...]
+    paper: paper.Accuracies = field(default_factory=dict)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows in order."""
+        return tuple(row for group in self.groups for row in group)
+
+
+@dataclass(frozen=True)
+class AblationFigure:
+    """Accuracy of one or more rows over the values of a setting (``Scale.points``).
+
+    ``counts_server``: the horizontal axis is how many bit operations the server spent in all rounds, by the ledger.
+    """
+
+    name: str
+    title: str
+    short: str
+    setting: str
+    axis: str
+    logarithmic: bool = True
+    dataset: str = "cifar10"
+    rows: tuple[Row, ...] = (Row("fed_qssl", "config1"),)
+    counts_server: bool = False
+
+
+@dataclass(frozen=True)
+class CostFigure:
+    """Cost of local training per bit configuration, with local accuracy beside it; ``quantity``: operations or memory."""
+
+    name: str
+    title: str
+    short: str
+    quantity: str
+    dataset: str = "cifar10"
+    rows: tuple[Row, ...] = tuple(Row("fed_qssl", p) for p in ("config1", "config2", "full"))
+
+
+Experiment = Table | AblationFigure | CostFigure
+
+
+def _groups(precision: str, *groups: tuple[str, ...], full: tuple[str, ...] = ()) -> tuple[tuple[Row, ...], ...]:
+    rows = [tuple(Row(algorithm, precision) for algorithm in group) for group in groups]
+    return (rows[0], tuple(Row(algorithm, "full") for algorithm in full), *rows[1:]) if full else tuple(rows)
+
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        Table(
+            "table1",
+            "20% 4-bit, 30% 6-bit, 30% 8-bit and 20% 12-bit clients",
+            "cifar10",
+            "config1",
+            _groups("config1", SUPERVISED + SELF_SUPERVISED, CONTROLS, full=FULL),
+            paper.TABLE1,
+        ),
+        Table(
+            "table2",
+            "50% 6-bit and 50% 12-bit clients",
+            "cifar10",
+            "config2",
+            _groups("config2", SUPERVISED + SELF_SUPERVISED, CONTROLS, full=FULL),
+            paper.TABLE2,
+        ),
+        Table(
+            "table3",
+            "50% 6-bit and 50% 12-bit clients",
+            "cifar100",
+            "config2",
+            _groups("config2", SELF_SUPERVISED, CONTROLS, full=FULL),
+            paper.TABLE3,
+        ),
+        Table(
+            "table_low",
+            "30% 2-bit, 30% 3-bit and 40% 4-bit clients (not in the paper)",
+            "cifar10",
+            "low",
+            _groups("low", ("fed_simclr", "fed_qssl"), ("server_only", "untrained")),
+        ),
+    )
+}
+
+FIGURES: dict[str, AblationFigure | CostFigure] = {
+    figure.name: figure
+    for figure in (
+        CostFigure(
+            "figure1",
+            "bit operations of local training, and local accuracy of Fed-QSSL",
+            "Bit operations of local training",
+            "operations",
+        ),
+        CostFigure(
+            "figure2", "memory of local training, and local accuracy of Fed-QSSL", "Memory of local training", "memory"
+        ),
+        AblationFigure(
+            "figure3",
+            "Fed-QSSL over the Dirichlet parameter",
+            "Label skew of the clients",
+            "beta",
+            "Dirichlet β (small is skewed)",
+        ),
+        AblationFigure(
+            "figure4",
+            "Fed-QSSL over the size of the server's buffer",
+            "Size of the server's buffer",
+            "buffer_ratio",
+            "buffer / all training images",
+        ),
+        AblationFigure(
+            "figure5",
+            "Fed-QSSL over the number of local epochs",
+            "Local epochs",
+            "local_epochs",
+            "local epochs E",
+            logarithmic=False,
+        ),
+        AblationFigure(
+            "figure_server",
+            "what federation adds at equal server work: Fed-QSSL and the server alone",
+            "Server work",
+            "server.dequantize_epochs",
+            "bit operations of the server in all rounds",
+            logarithmic=False,
+            rows=(Row("fed_qssl", "config1"), Row("server_only", "config1")),
+            counts_server=True,
+        ),
+        AblationFigure(
+            "figure_temperature",
+            "Fed-QSSL over the temperature of the aggregation weights",
+            "Temperature of the aggregation weights",
+            "aggregation.temperature",
+            "temperature of softmax(-loss / temperature)",
+        ),
+    )
+}
+
+EXPERIMENTS: Mapping[str, Experiment] = {**TABLES, **FIGURES}
+
+__all__ = [
+    "DATASETS",
+    "EMBEDDED",
+    "EXPERIMENTS",
+    "FIGURES",
+    "NAMES",
+    "TABLES",
+    "AblationFigure",
+    "CostFigure",
+    "Experiment",
+    "Row",
+    "Table",
+]

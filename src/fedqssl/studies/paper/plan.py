@@ -1,0 +1,74 @@
+"""Which runs a table or figure needs: a row, a seed and a scale make a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedqssl.config import load_config
+from fedqssl.runs.cells import Cell
+from fedqssl.runs.measured import Measured, measure, seeds_in
+from fedqssl.studies.paper.catalogue import DATASETS, EMBEDDED, AblationFigure, Experiment, Row
+from fedqssl.studies.paper.scales import Scale
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a reproduction is asked for, but for which experiments.
+
+    Args:
+        scale: how large.
+        data: by the paper's dataset: where its images are; by default as the preset says.
+    """
+
+    scale: Scale
+    data: dict[str, str]
+
+    def called(self, dataset: str) -> str:
+        """The dataset as titles print it; where embedded images stand in for it, they say so."""
+        base, name = self.scale.bases[dataset], DATASETS[dataset]
+        images = self.data.get(dataset) or load_config(base.preset, base.changes).data
+        return f"{images} in place of {name}" if images in EMBEDDED else name
+
+    def cell(self, dataset: str, row: Row, seed: int, setting: tuple[str, float] | None = None) -> Cell:
+        """The run of a row at a seed; ``setting`` is a point of an ablation, which is the plain cell if it changes nothing."""
+        base = self.scale.bases[dataset]
+        changes: dict[str, Any] = {**base.changes, **self.scale.algorithms.get(row.algorithm, {})}
+        label = base.label
+        if dataset in self.data:
+            changes["data"] = self.data[dataset]
+            label = base.label if self.data[dataset] == load_config(base.preset, base.changes).data else dataset
+        bits = self.scale.bits[row.precision]
+        changes |= {"algorithm": row.algorithm, "bits": list(bits), "clients": len(bits), "seed": seed}
+        config = load_config(base.preset, changes)
+        point = ""
+        if setting is not None:
+            key, value = setting
+            moved = load_config(base.preset, {**changes, key: value})
+            point = "" if moved == config else f"-{key}={value:g}"
+            config = moved
+        return Cell(f"{label}-{row.precision}-{row.algorithm}{point}-seed{seed}", config)
+
+    def points(self, figure: AblationFigure, seed: int) -> list[tuple[Row, float, Cell]]:
+        """The cells of an ablation by row and the setting's value."""
+        values = self.scale.points[figure.name]
+        return [
+            (row, v, self.cell(figure.dataset, row, seed, (figure.setting, v))) for row in figure.rows for v in values
+        ]
+
+    def cells(self, experiment: Experiment, seeds: Sequence[int], only: frozenset[str] | None = None) -> list[Cell]:
+        """All cells of a table or figure; ``only``: of these algorithms."""
+        rows = [row for row in experiment.rows if only is None or row.algorithm in only]
+        if isinstance(experiment, AblationFigure):
+            return [cell for seed in seeds for row, _, cell in self.points(experiment, seed) if row in rows]
+        return [self.cell(experiment.dataset, row, seed) for seed in seeds for row in rows]
+
+
+def measure_row(plan: Plan, dataset: str, row: Row, out: Path) -> Measured:
+    """A row's finished runs at all seeds."""
+    return measure([plan.cell(dataset, row, seed) for seed in seeds_in(out)], out)
+
+
+__all__ = ["Plan", "measure_row"]

@@ -1,0 +1,262 @@
+"""Run what tables and figures need, and write them as soon as their cells are done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedqssl.config import load_config
+from fedqssl.config.keys import nearest
+from fedqssl.runs import Progress
+from fedqssl.runs.cells import Cell, CellError, claimed, read_result, state_of
+from fedqssl.runs.measured import seeds_in
+from fedqssl.runs.run_cells import run_cells
+from fedqssl.runs.text_table import Grid, to_csv, write_texts
+from fedqssl.studies.paper.catalogue import DATASETS, EXPERIMENTS, Experiment, Table
+from fedqssl.studies.paper.figures import plot, write_figure
+from fedqssl.studies.paper.plan import Plan
+from fedqssl.studies.paper.scales import SCALES, Scale
+from fedqssl.studies.paper.tables import fill, write_table
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked command.
+
+    Args:
+        experiments: tables and figures, each once.
+        plan: scale and data.
+        seeds: of the cells to run.
+        only: algorithms to run; None for all. Tables show whatever is finished.
+    """
+
+    experiments: tuple[Experiment, ...]
+    plan: Plan
+    seeds: tuple[int, ...]
+    only: frozenset[str] | None
+
+    def cells(self, experiment: Experiment) -> list[Cell]:
+        """What this experiment asks to run."""
+        return self.plan.cells(experiment, self.seeds, self.only)
+
+
+def request(
+    names: Sequence[str],
+    scale: str,
+    data: Sequence[str] = (),
+    seeds: int = 1,
+    only: Sequence[str] = (),
+    out: Path | None = None,
+) -> Request:
+    """Check what was asked for.
+
+    Args:
+        names: of tables and figures, or ``all``.
+        scale: ``smoke``, ``small`` or ``paper``.
+        data: where images are: ``SPEC``, or ``cifar10=SPEC`` and ``cifar100=SPEC`` where both are needed.
+        seeds: their number; they are 0, 1, ...
+        only: algorithms to run; by default all.
+        out: a folder whose cells say where images are, if ``data`` does not.
+
+    Raises:
+        ValueError: one line that says what is wrong and what is allowed.
+    """
+    known = [*EXPERIMENTS, "all"]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"nothing to reproduce called {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    if scale not in SCALES:
+        raise ValueError(f"unknown scale {scale!r}{nearest(scale, SCALES)} (scales: {', '.join(SCALES)})")
+    if seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, not {seeds}")
+    wanted = EXPERIMENTS if "all" in names else dict.fromkeys(names)
+    experiments = tuple(EXPERIMENTS[name] for name in wanted)
+    algorithms = sorted({row.algorithm for e in experiments for row in e.rows})
+    for name in only:
+        if name not in algorithms:
+            raise ValueError(f"no row of {name!r} here{nearest(name, algorithms)} (rows: {', '.join(algorithms)})")
+    needed = tuple(dict.fromkeys(e.dataset for e in experiments))
+    found = _data(data, needed)
+    if out is not None:
+        found = {**_data_of_cells(SCALES[scale], needed, out), **found}
+    plan = Plan(SCALES[scale], found)
+    return Request(experiments, plan, tuple(range(seeds)), frozenset(only) or None)
+
+
+def _data(specs: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
+    """Where each of the paper's datasets is."""
+    found: dict[str, str] = {}
+    for spec in specs:
+        name, equals, place = spec.partition("=")
+        if equals and name in DATASETS:
+            if name not in needed:
+                raise ValueError(f"nothing that is asked for is on {name}, so --data {spec} has no use")
+            found[name] = place
+        elif len(needed) == 1:
+            found[needed[0]] = spec
+        else:
+            raise ValueError(
+                f"CIFAR-10 and CIFAR-100 are both needed: write --data cifar10=SPEC --data cifar100=SPEC, not --data {spec}"
+            )
+    return found
+
+
+def _data_of_cells(scale: Scale, needed: Sequence[str], out: Path) -> dict[str, str]:
+    """What the cells that are there were run on."""
+    found = {}
+    for name in needed:
+        for label in (scale.bases[name].label, name):
+            for path in sorted((out / "cells").glob(f"{label}-*-seed*/config.toml"))[:1]:
+                found[name] = load_config(path).data
+    return found
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """What came of it: tables as text for the terminal, and the error to end with if cells failed."""
+
+    grids: tuple[Grid, ...]
+    error: CellError | None
+
+
+def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) -> Reproduced:
+    """Run all cells; write every table and figure as soon as its cells are done.
+
+    Raises:
+        CellError: before anything is run, if the folder or one of its cells cannot be used.
+    """
+    writer = _Writer(wanted, out, progress)
+    with claimed(out):
+        _check_all(wanted, out)
+        error = run_cells(writer.cells(), out, jobs, progress, writer.ended)
+        writer.write_rest()
+        writer.write_cells()
+    return Reproduced(writer.written(), error or writer.error())
+
+
+def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
+    """Write every table and figure from the cells that are finished, and run nothing; another command may be running them.
+
+    Raises:
+        CellError: if one of the cells has other settings, or none is finished.
+    """
+    _check_all(wanted, out)
+    writer = _Writer(wanted, out, progress)
+    writer.write_rest()
+    if not writer.grids and not writer.unwritten:
+        raise CellError(f"no cell of what is asked for is finished in {out}; run them, without --collect")
+    writer.write_cells()
+    return Reproduced(writer.written(), writer.error())
+
+
+def _check_all(wanted: Request, out: Path) -> None:
+    """All cells at all seeds that the folder knows: those of earlier commands are part of the tables, so they must fit too."""
+    for experiment in wanted.experiments:
+        for cell in wanted.plan.cells(experiment, sorted({*wanted.seeds, *seeds_in(out)})):
+            state_of(cell, out)
+
+
+class _Writer:
+    """Knows which cells every experiment waits for, and writes it when the last one ends."""
+
+    def __init__(self, wanted: Request, out: Path, progress: Progress) -> None:
+        self.wanted, self.out, self.progress = wanted, out, progress
+        self.waiting = {e.name: set(wanted.cells(e)) for e in wanted.experiments}
+        self.grids: dict[str, Grid] = {}
+        self.unwritten: dict[str, str] = {}
+
+    def cells(self) -> list[Cell]:
+        """All that are asked for, in order."""
+        return list(dict.fromkeys(cell for e in self.wanted.experiments for cell in self.wanted.cells(e)))
+
+    def ended(self, cell: Cell) -> None:
+        """A cell is done."""
+        for experiment in self.wanted.experiments:
+            left = self.waiting.get(experiment.name, set())
+            if cell in left:
+                left.discard(cell)
+                if not left:
+                    self._write(experiment)
+
+    def written(self) -> tuple[Grid, ...]:
+        """What was written, in the order asked for."""
+        return tuple(self.grids[e.name] for e in self.wanted.experiments if e.name in self.grids)
+
+    def write_rest(self) -> None:
+        """Experiments that are not complete: cells failed, or nothing was to be run of them."""
+        for experiment in self.wanted.experiments:
+            if experiment.name in self.waiting:
+                self._write(experiment)
+
+    def _write(self, experiment: Experiment) -> None:
+        del self.waiting[experiment.name]
+        with self._noted(experiment.name):
+            grid = _write(experiment, self.wanted.plan, self.out, self.progress)
+            if grid is not None:
+                self.grids[experiment.name] = grid
+
+    def write_cells(self) -> None:
+        """The list of all cells."""
+        with self._noted("cells.csv"):
+            _write_cells(self.out)
+
+    @contextmanager
+    def _noted(self, name: str) -> Iterator[None]:
+        """What cannot be written is told at the end; it stops neither cells nor other tables."""
+        try:
+            yield
+        except (CellError, OSError) as error:
+            self.unwritten[name] = str(error)
+            self.progress.say(f"warning: {name} was not written: {error}")
+
+    def error(self) -> CellError | None:
+        """What could not be written, in one line."""
+        if not self.unwritten:
+            return None
+        reasons = "; ".join(f"{name}: {why}" for name, why in self.unwritten.items())
+        return CellError(f"not written: {reasons}")
+
+
+def _write(experiment: Experiment, plan: Plan, out: Path, progress: Progress) -> Grid | None:
+    """The experiment's files from what is finished; None if nothing is."""
+    if isinstance(experiment, Table):
+        filled = fill(experiment, plan, out)
+        if not filled.found:
+            return None
+        paths, grid = write_table(filled, out), filled.grid()
+    else:
+        plotted = plot(experiment, plan, out)
+        if not plotted.points:
+            return None
+        paths, grid = write_figure(plotted, out), plotted.grid()
+    progress.say(f"wrote {out / experiment.name}.{{{','.join(path.suffix[1:] for path in paths)}}}")
+    return grid
+
+
+def _write_cells(out: Path) -> None:
+    """``cells.csv``: every finished run with its time, which the tables leave out so that they stay the same."""
+    records = []
+    for path in sorted((out / "cells").glob("*/result.json")):
+        result = read_result(path.parent)
+        records.append(
+            {
+                "cell": path.parent.name,
+                "algorithm": result.algorithm,
+                "bits": json.dumps([client.bits for client in result.clients.values()]),
+                "seed": result.seed,
+                "global": result.global_accuracy,
+                "local": result.local_accuracy,
+                "client_seconds": round(result.client_seconds, 2),
+                "server_seconds": round(result.server_seconds, 2),
+                "bytes_up": result.bytes_up,
+                "bytes_down": result.bytes_down,
+            }
+        )
+    if records:
+        write_texts("cells", {"csv": to_csv(records)}, out)
+
+
+__all__ = ["Reproduced", "Request", "collect", "reproduce", "request"]

@@ -1,0 +1,107 @@
+"""What a check of the analysis is told: dimensions, bitwidths, rounds, seeds; and the words of a ``--bits`` option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedqssl.studies.theory.data import Sources
+
+Say = Callable[[str], None]
+
+SLOPE_BITS = range(4, 11)
+"""Bitwidths of the slope fits: below, 2^R - 1 is not 2^R; above, errors of steps become too small to see."""
+
+
+def parse_bits(text: str) -> tuple[int, ...]:
+    """``"2..12"`` or ``"2,4,8"`` -> bitwidths, each within 1..16.
+
+    Raises:
+        ValueError: if the text is neither, or a bitwidth is out of range.
+    """
+    try:
+        if ".." in text:
+            low, high = (int(part) for part in text.split(".."))
+            bits = tuple(range(low, high + 1))
+        else:
+            bits = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise ValueError(f"--bits takes a range like 2..12 or a list like 2,4,8; not {text!r}") from None
+    if not bits:
+        raise ValueError(f"--bits {text} is an empty range; write the smaller number first")
+    return bits
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``--dim D --clients N --rank M --bits R.. --rounds T --seeds S``; ``rank`` None is the number of clients."""
+
+    dim: int = 32
+    clients: int = 4
+    rank: int | None = None
+    bits: tuple[int, ...] = tuple(range(2, 13))
+    rounds: int = 150
+    seeds: int = 4
+
+    def __post_init__(self) -> None:
+        Sources(self.dim, self.clients)
+        if not 1 <= self.m <= self.dim:
+            raise ValueError(f"rank m must lie in 1..{self.dim}, the dimension of the data; not {self.m}")
+        wrong = [r for r in self.bits if isinstance(r, bool) or not isinstance(r, int) or not 1 <= r <= 16]
+        if wrong or not self.bits:
+            raise ValueError(f"bits R must be whole numbers from 1 to 16, not {', '.join(map(str, wrong)) or 'none'}")
+        if self.rounds < 10:
+            raise ValueError(f"rounds must be at least 10, not {self.rounds}")
+        if self.seeds < 2:
+            raise ValueError(f"seeds must be at least 2, or there are no confidence intervals; not {self.seeds}")
+
+    @property
+    def m(self) -> int:
+        """Rank of w."""
+        return self.clients if self.rank is None else self.rank
+
+    @property
+    def sources(self) -> Sources:
+        """The data construction of these sizes."""
+        return Sources(self.dim, self.clients)
+
+    @property
+    def slope_bits(self) -> tuple[int, ...]:
+        """Bitwidths of the slope fits: those in 4..10, or all if fewer than three are."""
+        inside = tuple(r for r in self.bits if r in SLOPE_BITS)
+        return inside if len(inside) >= 3 else self.bits
+
+    @property
+    def training_bits(self) -> tuple[int, ...]:
+        """At most four of the bitwidths, spread over them, for the checks that train."""
+        last = len(self.bits) - 1
+        return tuple(sorted({self.bits[round(i * last / 3)] for i in range(4)}))
+
+    @property
+    def middle_bits(self) -> int:
+        """The bitwidth closest to 8, for checks at one bitwidth."""
+        return min(self.bits, key=lambda r: abs(r - 8))
+
+    def to_json(self) -> dict[str, object]:
+        """For ``theory.json``."""
+        s = self.sources
+        return {
+            "dim": self.dim,
+            "clients": self.clients,
+            "rank": self.m,
+            "bits": list(self.bits),
+            "rounds": self.rounds,
+            "seeds": self.seeds,
+            "tau": s.tau,
+            "mu": s.mu,
+            "majority_per_class": s.majority,
+            "minority_per_class": s.minority,
+            "asymptotic_regime": s.clients <= self.dim**0.05,
+        }
+
+
+def silent(line: str) -> None:
+    """Say nothing."""
+
+
+__all__ = ["SLOPE_BITS", "Say", "Settings", "parse_bits", "silent"]

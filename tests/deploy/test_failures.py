@@ -1,0 +1,137 @@
+"""Processes that fail: each costs its own update, by name and with a reason; a killed server goes on to the same bytes."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from fedqssl.engines.in_process import InProcess
+from fedqssl.runs.round import first_checkpoint, play
+from fleet_processes import Processes, until
+from flower_pictures import CLIENTS, in_one_place, words
+
+pytestmark = pytest.mark.slow
+
+
+def lines_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "zombie" not in open(f"/proc/{pid}/status").read()
+
+
+@pytest.fixture
+def processes(tmp_path, pictures):
+    with Processes(tmp_path, pictures, CLIENTS) as found:
+        yield found
+
+
+def test_a_client_killed_in_a_round_is_left_out_and_comes_back(processes):
+    processes.server()
+    processes.client("car-1", 4)
+    processes.client("car-2", 8)
+    processes.strange("van-3", 32, "slow:1000")
+    processes.connected(*CLIENTS)
+    name = processes.start("--preset", "smoke", *words(rounds=4, min_clients=2, deadline=100))
+    until(lambda: "asleep" in processes.said("van-3"), "round 2 has begun")
+    processes.end("van-3", signal.SIGKILL)
+    processes.client("van-3", 32)
+    lines = lines_of(processes.finished(name))
+    assert lines[0]["rejected"] == {} and len(lines[0]["weights"]) == 3
+    assert list(lines[1]["rejected"]) == ["van-3"]
+    assert sorted(lines[1]["weights"]) == ["car-1", "car-2"] and sum(lines[1]["weights"].values()) == pytest.approx(1)
+    assert lines[3]["rejected"] == {} and len(lines[3]["weights"]) == 3
+    assert "warning: the update of van-3 was not used" in (processes.fleet.runs / name / "log.txt").read_text()
+    assert "van-3" in report(processes.fleet.runs / name)
+
+
+def report(run) -> str:
+    from fedqssl.report.page import write_report
+
+    return write_report(run, run / "report.html").read_text()
+
+
+def test_a_server_killed_in_a_round_goes_on_to_the_same_bytes(processes, pictures):
+    processes.server()
+    processes.client("car-1", 4)
+    processes.client("car-2", 8)
+    processes.strange("van-3", 32, "slow:20")
+    processes.connected(*CLIENTS)
+    name = processes.start("--preset", "smoke", *words(rounds=3))
+    until(lambda: "asleep" in processes.said("van-3"), "round 2 has begun")
+    events = [json.loads(line) for line in (processes.fleet.server / "log.jsonl").read_text().splitlines()]
+    child = next(e["pid"] for e in events if e["event"] == "run started")
+    processes.end("server", signal.SIGKILL)
+    until(lambda: not alive(child), "the run's process ends with the server")
+    assert processes.command("start", processes.fleet.path).returncode == 2
+    processes.server()
+    processes.connected(*CLIENTS)
+    assert processes.start() == name
+    run = processes.finished(name)
+    context = in_one_place(pictures, rounds=3)
+    now = first_checkpoint(context)
+    with InProcess(context) as engine:
+        for number in range(3):
+            now, _ = play(context, engine, now, number)
+    for client in CLIENTS:
+        assert (run / "clients" / client / "model.fqssl").read_bytes() == now.payloads[client]
+    assert (run / "checkpoints" / "round-00003" / "aggregated.fqssl").read_bytes() == now.aggregated
+    repeated = (processes.fleet.client("car-1") / "log.jsonl").read_text()
+    assert "round repeated" in repeated  # the round in flight was done once, and answered twice
+
+
+def test_stop_and_start(processes):
+    processes.server()
+    for client, bits in CLIENTS.items():
+        processes.client(client, bits)
+    processes.connected(*CLIENTS)
+    name = processes.start("--preset", "smoke", *words(rounds=50))
+    until(lambda: (processes.fleet.runs / name / "metrics.jsonl").exists(), "round 1 is done")
+    done = processes.command("stop", processes.fleet.path)
+    assert done.returncode == 0 and f"stopped {name}" in done.stdout, done.stderr
+    assert processes.state() == "stopped"
+    assert processes.start() == name
+    until(lambda: processes.state() == "running", "it goes on")
+
+
+@pytest.mark.parametrize(
+    "strange", [{"car-1": "gigabyte", "car-2": "raise"}, {"car-1": "truncated", "car-2": "replay"}]
+)
+def test_what_a_bad_client_sends_costs_its_own_update(processes, strange):
+    """The van is honest, and the run ends well."""
+    processes.server("--max-mib", "32")
+    for client, how in strange.items():
+        processes.strange(client, CLIENTS[client], how)
+    processes.client("van-3", 32)
+    processes.connected(*CLIENTS)
+    name = processes.start("--preset", "smoke", *words(min_clients=1, deadline=40))
+    lines = lines_of(processes.finished(name))
+    assert all("van-3" in line["weights"] for line in lines)
+    last = lines[-1]["rejected"]
+    assert sorted(last) == ["car-1", "car-2"], lines
+    if "gigabyte" in strange.values():
+        assert "arrive" in last["car-1"] or "no reply" in last["car-1"]
+        assert last["car-2"] == "it raised an error: RuntimeError, see the client's log"
+        refused = (processes.fleet.server / "log.jsonl").read_text()
+        assert '"client": "car-1"' in refused and "its message would unfold to more than 33554432 bytes" in refused
+        assert "holiday" not in (processes.fleet.runs / name / "metrics.jsonl").read_text()
+    else:
+        assert "truncated" in last["car-1"] and "perhaps replayed" in last["car-2"]
+        assert "car-2" in lines[0]["weights"]
+
+
+def test_a_slow_client_is_not_waited_for(processes):
+    processes.server()
+    processes.client("car-1", 4)
+    processes.client("car-2", 8)
+    processes.strange("van-3", 32, "slowly:1000")
+    processes.connected(*CLIENTS)
+    name = processes.start("--preset", "smoke", *words(rounds=1, min_clients=2, deadline=60))
+    (line,) = lines_of(processes.finished(name))
+    assert line["rejected"] == {"van-3": "no reply within 60 s"} and sorted(line["weights"]) == ["car-1", "car-2"]

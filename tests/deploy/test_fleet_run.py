@@ -1,0 +1,217 @@
+"""The server's side of a fleet's run without processes: clients come and go between rounds, and a run that broke off goes on."""
+
+import functools
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import Message
+from flwr.app.error import Error
+
+from client_roles import roles
+from direct_grid import DirectGrid
+from fedqssl.deploy import control, fleet_run
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
+from fedqssl.deploy.fleet_run import FleetRun
+from fedqssl.deploy.keys import read_public_key
+from fedqssl.deploy.scaffold import make_fleet
+from fedqssl.engines.flower.client import client_app
+from fedqssl.engines.flower.wire import QUERY, Capabilities
+from fedqssl.engines.in_process import InProcess
+from fedqssl.files import write_atomically
+from fedqssl.runs import RunFolder
+from fedqssl.runs.progress import Progress
+from fedqssl.runs.round import first_checkpoint, play
+from flower_pictures import CLIENTS, in_one_place, words
+
+
+class FleetGrid(DirectGrid):
+    """Nodes with keys; ``online`` says who is connected, ``before`` is called with each message."""
+
+    def __init__(self, fleet, parties):
+        self.fleet = fleet
+        self.number = {name: 101 + i for i, name in enumerate(sorted(parties))}
+        apps = {self.number[n]: client_app(functools.partial(lambda r, c: r, parties[n])) for n in parties}
+        super().__init__(apps)
+        self.online, self.before = set(parties), lambda message: None
+
+    def get_nodes(self):
+        keys = {name: read_public_key(self.fleet.public_keys()[name]) for name in self.online}
+        return [SimpleNamespace(node_id=self.number[n], public_key=keys[n]) for n in sorted(self.online)]
+
+    def push_messages(self, messages):
+        for message in messages:
+            self.before(message)
+        return super().push_messages(messages)
+
+
+class Lines(Progress):
+    def __init__(self):
+        self.lines = []
+        super().__init__(self.lines.append)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    make_fleet(tmp_path / "fleet", None, 9999, list(CLIENTS))
+    return Fleet.open(tmp_path / "fleet")
+
+
+def wanted(fleet, **changes) -> str:
+    text = control.to_toml(control.requested("smoke", words(**changes)))
+    write_atomically(fleet.runs / "smoke-1.toml", text.encode())
+    return "smoke-1"
+
+
+def run_of(fleet, grid, pictures, labeled=None):
+    return FleetRun(grid, fleet, "smoke-1", ServerData(f"folder:{pictures}/buffer", labeled))
+
+
+def lines_of(fleet):
+    return [json.loads(line) for line in (fleet.runs / "smoke-1" / "metrics.jsonl").read_text().splitlines()]
+
+
+def rounds_done(message):
+    """The round of a training message; None for others."""
+    if message.metadata.message_type != "train":
+        return None
+    return json.loads(message.content["about"]["json"])["order"]["round_number"]
+
+
+def broken_off(fleet, pictures, tmp_path):
+    """A run whose server is killed in its second round."""
+    grid = FleetGrid(fleet, roles(pictures, tmp_path))
+
+    def breaks(message):
+        if rounds_done(message) == 1:
+            raise ConnectionError("the server is killed here")
+
+    grid.before = breaks
+    with pytest.raises(ConnectionError):
+        run_of(fleet, grid, pictures).play(Lines())
+
+
+def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fleet, pictures, tmp_path):
+    """The buffer may not change meanwhile; without labels there is no global accuracy."""
+    wanted(fleet)
+    broken_off(fleet, pictures, tmp_path)
+    assert control.collect(fleet)["run"]["error"] == "the server is killed here"
+    grid = FleetGrid(fleet, roles(pictures, tmp_path))
+    with pytest.raises(FleetError, match="the server's images have changed"):
+        FleetRun(grid, fleet, "smoke-1", ServerData(f"folder:{pictures}/car-1")).play(Lines())
+    shown = Lines()
+    result = run_of(fleet, grid, pictures).play(shown)
+    assert shown.lines[0] == "going on after round 1 of 2" and result.global_accuracy is None
+    context = in_one_place(pictures)
+    now = first_checkpoint(context)
+    with InProcess(context) as engine:
+        for number in range(2):
+            now, _ = play(context, engine, now, number)
+    assert RunFolder(fleet.runs / "smoke-1").latest().payloads == now.payloads
+    status = control.collect(fleet)
+    assert (
+        status["run"]["state"] == "finished"
+        and status["clients"]["car-1"]["bytes_up"] == result.clients["car-1"].bytes_up
+    )
+
+
+def test_clients_join_and_leave_between_rounds(fleet, pictures, tmp_path):
+    wanted(fleet, rounds=3, min_clients=1)
+    grid, shown = FleetGrid(fleet, roles(pictures, tmp_path)), Lines()
+    grid.online = {"car-1", "car-2"}
+
+    def changes(message):
+        if rounds_done(message) == 0:
+            grid.online.add("van-3")
+        if rounds_done(message) == 1:
+            grid.online.discard("car-1")
+
+    grid.before = changes
+    result = run_of(fleet, grid, pictures).play(shown)
+    lines = lines_of(fleet)
+    assert [sorted(line["weights"]) for line in lines] == [
+        ["car-1", "car-2"],
+        ["car-1", "car-2", "van-3"],
+        ["car-2", "van-3"],
+    ]
+    assert lines[2]["rejected"] == {"car-1": "it is not connected"}
+    assert "van-3 joins with 32 bits and 32 images" in shown.lines
+    assert {n: c.bits for n, c in result.clients.items()} == CLIENTS  # and the files know the van, too
+    from fedqssl.config import load_config
+    from fedqssl.report.data import read_run
+
+    config = load_config(fleet.runs / "smoke-1" / "config.toml")
+    assert config.clients == 3 and config.bits_for(sorted(CLIENTS)) == CLIENTS and config.engine == "flower"
+    assert read_run(fleet.runs / "smoke-1").bits == CLIENTS
+
+
+def test_whoever_comes_after_the_last_round_is_too_late(fleet, pictures, tmp_path):
+    """A run that was killed in its evaluation ends, whoever is there then; who does not get the final model is named."""
+    wanted(fleet, rounds=1, min_clients=1)
+    grid = FleetGrid(fleet, roles(pictures, tmp_path))
+    grid.online = {"car-1", "car-2"}
+
+    def breaks(message):
+        if message.metadata.message_type == "evaluate":
+            raise ConnectionError("the server is killed here")
+
+    grid.before = breaks
+    with pytest.raises(ConnectionError):
+        run_of(fleet, grid, pictures).play(Lines())
+    grid, shown = FleetGrid(fleet, roles(pictures, tmp_path)), Lines()
+    grid.spoil[grid.number["car-2"]] = lambda reply, message: (
+        Message(Error(8, "gone"), reply_to=message) if message.metadata.message_type == "evaluate" else reply
+    )
+    result = run_of(fleet, grid, pictures).play(shown)
+    assert sorted(result.clients) == ["car-1", "car-2"]
+    assert "warning: car-2 has not got its final model: it crashed: gone" in shown.lines
+
+
+def test_a_run_that_goes_on_waits_for_the_clients_it_had(fleet, pictures, tmp_path):
+    """Though one would be enough for a round: without the others the run would go another way."""
+    wanted(fleet, min_clients=1)
+    broken_off(fleet, pictures, tmp_path)
+    grid, shown = FleetGrid(fleet, roles(pictures, tmp_path)), Lines()
+    grid.online = {"car-1"}
+    threading.Timer(2, lambda: grid.online.update(CLIENTS)).start()
+    run_of(fleet, grid, pictures).play(shown)
+    assert "waiting for clients: 1 of 3 are connected" in shown.lines
+    assert lines_of(fleet)[1]["rejected"] == {} and len(lines_of(fleet)[1]["weights"]) == 3
+
+
+def test_one_who_never_answers_does_not_hold_up_every_round(fleet, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(fleet_run, "ANSWER", 2.0)
+    wanted(fleet, rounds=3, min_clients=2)
+    grid = FleetGrid(fleet, roles(pictures, tmp_path))
+    grid.spoil[grid.number["van-3"]] = lambda reply, message: None
+    run_of(fleet, grid, pictures).play(Lines())
+    assert [m.metadata.message_type for m in grid.sent if m.metadata.dst_node_id == grid.number["van-3"]] == [QUERY]
+
+
+def test_who_is_not_who_its_key_says_stays_out(fleet, pictures, tmp_path):
+    """Nor does a client that has other bits than when it joined."""
+    wanted(fleet, rounds=1, min_clients=2)
+    parties, shown = roles(pictures, tmp_path), Lines()
+    parties["van-3"].name = "car-1"
+    run_of(fleet, FleetGrid(fleet, parties), pictures).play(shown)
+    assert "warning: van-3 cannot take part: it calls itself 'car-1', but its key is that of 'van-3'" in shown.lines
+    assert sorted(lines_of(fleet)[0]["weights"]) == ["car-1", "car-2"]
+    assert control.collect(fleet)["clients"]["van-3"]["refused"].startswith("it calls itself 'car-1'")
+    from fedqssl.deploy.roster import refusal
+
+    before = Capabilities("a", 4, 10, 2)
+    assert refusal("a", before, before) is None and refusal("a", before, None) is None
+    assert "joined this run with 4 bits" in refusal("a", Capabilities("a", 8, 10, 2), before)
+    assert "whole numbers" in refusal("a", Capabilities("a", 20, 10, 2), None)
+    assert "1 training images" in refusal("a", Capabilities("a", 4, 1, 2), None)
+
+
+def test_supervised_algorithms_need_numbered_classes(fleet, pictures, tmp_path):
+    wanted(fleet, algorithm="fed_avg", rounds=1, min_clients=2)
+    grid = FleetGrid(fleet, roles(pictures, tmp_path))
+    grid.online = {"car-1", "car-2"}
+    with pytest.raises(FleetError, match="give the server --eval"):
+        run_of(fleet, grid, pictures).play(Lines())
+    result = run_of(fleet, grid, pictures, f"folder:{pictures}/eval").play(Lines())
+    assert 0 <= result.global_accuracy <= 1 and result.clients["car-1"].local_accuracy is not None

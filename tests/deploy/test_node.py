@@ -1,0 +1,264 @@
+"""The client's loop and the server's steward when things go wrong; Flower's requests and the SuperLink are played by the test."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from flwr.app import Message, Metadata, RecordDict
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, PushMessagesResponse
+from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+
+from fedqssl.deploy import control, node, supervisor
+from fedqssl.deploy.events import Events
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, read_json, write_json
+from fedqssl.deploy.keys import read_key
+from fedqssl.deploy.scaffold import make_fleet
+from fedqssl.deploy.superlink import SuperLink
+
+NOTHING = PullMessagesResponse()
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    make_fleet(tmp_path / "fleet", None, 9999, ["car-1"])
+    return Fleet.open(tmp_path / "fleet")
+
+
+@pytest.fixture
+def restored(monkeypatch):
+    """What ``run_node`` changes in its process."""
+    before, logger = signal.getsignal(signal.SIGTERM), logging.getLogger("flwr")
+    handlers, level = list(logger.handlers), logger.level
+    monkeypatch.setenv("FLWR_HOME", os.environ["FLWR_HOME"])
+    for name in ("POLL", "IDLE", "RETRY", "LONGEST"):
+        monkeypatch.setattr(node, name, 0.001)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    logger.handlers[:], logger.level = handlers, level
+
+
+def status(code):
+    request = httpx.Request("POST", "https://server")
+    return httpx.HTTPStatusError(f"{code}", request=request, response=httpx.Response(code, request=request))
+
+
+class Server:
+    """Answers each kind of request with what is listed for it, the last of them again and again; an error is raised."""
+
+    def __init__(self, **answers):
+        self.answers = {"ActivateNode": [ActivateNodeResponse(node_id=7)], **answers}
+        self.asked = []
+
+    def __getattr__(self, name):
+        def call(request):
+            self.asked.append((name, request))
+            listed = self.answers.get(name, [SimpleNamespace(success=True)])
+            answer = listed.pop(0) if len(listed) > 1 else listed[0]
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        return call
+
+    def close(self):
+        pass
+
+    def count(self, name):
+        return sum(asked == name for asked, _ in self.asked)
+
+
+def served(fleet, monkeypatch, server):
+    """What the client said, and its log."""
+    said = []
+    monkeypatch.setattr(node.FleetHttpClient, "from_server_address", lambda *words: server)
+    (fleet.client("car-1") / "state").mkdir()
+    events = Events(fleet.client("car-1") / "log.jsonl")
+    try:
+        node.run_node(fleet, "car-1", lambda message, context: None, events, said.append)
+    finally:
+        log = [json.loads(line) for line in events.path.read_text().splitlines()]
+        server.said, server.log = "\n".join(said), {line["event"]: line for line in log}
+    return server
+
+
+def test_a_connection_that_breaks_is_said_noted_and_made_again(fleet, monkeypatch, restored):
+    pulls = [NOTHING, status(500), NOTHING, KeyboardInterrupt()]
+    server = served(fleet, monkeypatch, Server(PullMessages=pulls))
+    assert "broke (HTTP status 500); trying again" in server.said and "500" in server.log["disconnected"]["what"]
+    assert server.count("ActivateNode") == 2 and "stopped" in server.log
+
+
+def test_a_key_that_is_removed_ends_the_client_with_an_error(fleet, monkeypatch, restored):
+    server = Server(PullMessages=[NOTHING, status(401)], ActivateNode=[ActivateNodeResponse(node_id=7), status(412)])
+    with pytest.raises(FleetError, match=r"refuses car-1 .* its key is not known there") as error:
+        served(fleet, monkeypatch, server)
+    assert "\n" not in str(error.value) and server.count("ActivateNode") == 1 + node.REFUSALS
+    assert "401" in server.log["disconnected"]["what"] and server.log["refused"]["status"] == 412
+
+
+def test_a_server_that_is_away_is_no_refusal(fleet, monkeypatch, restored):
+    activations = [*[status(503)] * 5, httpx.ConnectError("refused"), ActivateNodeResponse(node_id=7)]
+    server = served(fleet, monkeypatch, Server(ActivateNode=activations, PullMessages=[KeyboardInterrupt()]))
+    assert server.said.count("cannot be reached now (HTTP status 503); trying again until it can") == 1
+    assert "car-1 is connected" in server.said and "server back" in server.log
+
+
+@pytest.fixture
+def linked(fleet, monkeypatch):
+    """A message, and a link that answers it through a played server."""
+    about = Metadata(1, "", 0, 7, "", "", time.time(), 3600.0, "train")
+    message = Message(content=RecordDict(), metadata=about)
+    message.metadata.__dict__["_message_id"] = message.object_id
+
+    def make(**answers):
+        known = {
+            "PushMessages": [PushMessagesResponse(session_id="s")],
+            "PushObject": [PushObjectResponse(stored=True)],
+            "ConfirmMessageReceived": [ConfirmMessageReceivedResponse()],
+        }
+        server, events = Server(**{**known, **answers}), Events(fleet.path / "log")
+        monkeypatch.setattr(node.FleetHttpClient, "from_server_address", lambda *words: server)
+        key = read_key(fleet.client("car-1") / "key")
+        connection = node.Connection(fleet, "car-1", key, events, lambda line: None)
+        link = node._Link(connection, lambda found, context: Message(RecordDict(), reply_to=found), events)
+        monkeypatch.setattr(link, "_get", link._get if "PullObject" in answers else lambda head, tree: head)
+        link.answer(message, get_object_tree(message))
+        sent = [request.messages_list[0] for name, request in server.asked if name == "PushMessages"]
+        return [reply.error.reason for reply in sent], events.path.read_text() if events.path.exists() else ""
+
+    return make
+
+
+def test_a_message_that_cannot_be_got_is_answered_with_an_error(linked):
+    sent, log = linked(PullObject=[PullObjectResponse(object_found=False)])
+    assert sent == ["no way to get or send the model (ObjectPullError), see the client's log"]
+    assert "not delivered" in log
+
+
+def test_a_reply_that_cannot_be_sent_is_replaced_by_an_error(linked):
+    assert linked() == ([""], "")
+    sent, log = linked(PushMessages=[status(500), PushMessagesResponse()])
+    assert sent[1] == "no way to get or send the model (HTTPStatusError), see the client's log"
+    sent, log = linked(PushMessages=[status(500)])
+    assert len(sent) == 2 and "not told" in log
+    assert "run over" in linked(PushMessages=[status(403)])[1]
+
+
+class Link:
+    """The SuperLink's part that the steward needs."""
+
+    def open_run(self):
+        return supervisor.Ticket(1, 2, "token")
+
+    def close_run(self, ticket, ok):
+        return 0, 0
+
+
+@pytest.fixture
+def kept(fleet, monkeypatch):
+    """A steward whose runs are processes that wait."""
+    found = supervisor.Supervisor(
+        fleet, Link(), ServerData("scenes"), "127.0.0.1:1", Events(fleet.server / "log.jsonl")
+    )
+    real = subprocess.Popen
+    wait = [sys.executable, "-c", "import sys; sys.stdin.buffer.readline(); sys.stdin.buffer.read()"]
+    monkeypatch.setattr(supervisor.subprocess, "Popen", lambda command, **words: real(wait, **words))
+    yield found
+    found._stop()
+
+
+def state(fleet):
+    return read_json(fleet.server / "status.json")["state"]
+
+
+def test_an_order_waits_until_the_last_run_has_gone(fleet, kept):
+    write_json(fleet.server / "wanted.json", {"id": "1", "do": "start", "run": "a"})
+    kept._obey()
+    assert os.getsid(kept.child.pid) == kept.child.pid  # Ctrl-C in the server's terminal does not reach it
+    write_json(fleet.server / "status.json", {"id": "1", "run": "a", "state": "finished"})
+    write_json(fleet.server / "wanted.json", {"id": "2", "do": "start", "run": "b"})
+    kept._obey()
+    assert kept.answered == "1"
+    kept.child.stdin.close()
+    assert kept.child.wait(60) == 0  # and it ends with the server
+    kept._watch()
+    kept._obey()
+    assert read_json(fleet.server / "status.json")["id"] == "2" and kept.child is not None
+    kept._stop()
+    assert state(fleet) == "stopped"
+
+
+def test_an_order_given_while_the_server_starts_is_taken_and_an_old_one_is_not(fleet):
+    for order, taken in [({"time": time.time()}, "7"), ({"time": 0.0}, "8"), ({}, "8")]:
+        write_json(fleet.server / "status.json", {"id": "7", "run": "a", "state": "failed"})
+        write_json(fleet.server / "wanted.json", {"id": "8", "do": "start", "run": "a", **order})
+        found = supervisor.Supervisor(
+            fleet, Link(), ServerData("scenes"), "127.0.0.1:1", Events(fleet.server / "log.jsonl")
+        )
+        assert found.answered == taken
+
+
+def test_an_order_that_nobody_waits_for_is_withdrawn(fleet, monkeypatch):
+    monkeypatch.setattr(control, "TAKEN", 0.0)
+    monkeypatch.setattr(Fleet, "serving", lambda self: True)
+    with pytest.raises(FleetError, match="does not take the order"):
+        control.start(fleet, "smoke", [])
+    assert not (fleet.server / "wanted.json").exists()
+
+
+def test_a_run_that_finishes_while_it_is_stopped_is_finished(fleet, kept):
+    write_json(fleet.server / "wanted.json", {"id": "1", "do": "start", "run": "a"})
+    kept._obey()
+    real = kept.child.send_signal
+
+    def finish(number):
+        write_json(fleet.server / "status.json", {"id": "1", "run": "a", "state": "finished"})
+        real(number)
+
+    kept.child.send_signal = finish
+    kept._stop()
+    assert state(fleet) == "finished"
+
+
+def test_a_run_that_systemd_ended_is_stopped(fleet, kept):
+    write_json(fleet.server / "wanted.json", {"id": "1", "do": "start", "run": "a"})
+    kept._obey()
+    kept.child.terminate()
+    kept.child.wait(60)
+    kept._watch()
+    assert state(fleet) == "stopped"
+
+
+def test_a_key_that_is_half_written_stays(fleet):
+    link = SuperLink(fleet, "127.0.0.1", 9999, 1 << 20, Events(fleet.server / "log.jsonl"))
+    file = fleet.client("car-1") / "key.pub"
+    whole = file.read_bytes()
+    link.admit()
+    for text in (whole[:40], b""):
+        file.write_bytes(text)
+        link.admit()
+        link.put_out_strangers()
+        assert "car-1" in link.keys
+    file.write_bytes(whole)
+    link.admit()
+    assert link.connected() == {"car-1": False}
+    file.unlink()
+    link.admit()
+    assert not link.keys
+    file.write_bytes(whole)
+    link.admit()
+    assert not link.keys  # removed is removed
+
+
+def test_an_object_tree_of_too_many_parts_is_answered_with_an_error(linked, monkeypatch):
+    monkeypatch.setattr(node, "MAX_OBJECTS", 0)
+    sent, _ = linked(PullObject=[PullObjectResponse()])
+    assert "ValueError" in sent[0]

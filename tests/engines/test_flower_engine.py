@@ -1,0 +1,277 @@
+"""The adapter without processes: the same bytes as in process, in whatever order replies come, and whatever some clients send."""
+
+import dataclasses
+import functools
+import time
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+
+from client_roles import roles
+from direct_grid import DirectGrid
+from fedqssl.engines.flower.client import client_app
+from fedqssl.engines.flower.engine import FlowerEngine
+from fedqssl.engines.flower.exchange import Exchange
+from fedqssl.engines.flower.wire import STYPE, Capabilities, Reply, Request, WireError, pack, unpack
+from fedqssl.engines.in_process import InProcess
+from fedqssl.lowbit import load_bytes, to_bytes
+from fedqssl.lowbit.policy import state_of
+from fedqssl.runs import RunError
+from fedqssl.runs.round import first_checkpoint, play
+from flower_pictures import CLIENTS, in_one_place
+
+
+def engine_of(context, parties, seed=0):
+    """An engine whose nodes 101, 102, ... are these clients."""
+    nodes = {name: 101 + i for i, name in enumerate(sorted(parties))}
+    grid = DirectGrid({nodes[n]: client_app(functools.partial(lambda r, c: r, parties[n])) for n in nodes}, seed)
+    engine = FlowerEngine(context, "run-1", Exchange(grid, poll=0.01, apart=bool(seed)))
+    found = engine.discover({str(i): i for i in nodes.values()})
+    for key, told in found.items():
+        engine.nodes[told.name], engine.known[told.name] = int(key), told
+    return engine
+
+
+def played(context, engine, rounds=2):
+    now, lines = first_checkpoint(context), []
+    with engine:
+        for number in range(rounds):
+            now, line = play(context, engine, now, number)
+            lines.append(line)
+    return now, lines
+
+
+def timeless(lines):
+    return [{k: v for k, v in line.items() if not k.endswith("_seconds")} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def reference(pictures):
+    return played(in_one_place(pictures), InProcess(in_one_place(pictures)))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_same_bytes_as_in_process_in_any_order(pictures, tmp_path, reference, seed):
+    context = in_one_place(pictures)
+    now, lines = played(context, engine_of(context, roles(pictures, tmp_path), seed))
+    assert now.payloads == reference[0].payloads and now.aggregated == reference[0].aggregated
+    assert timeless(lines) == timeless(reference[1])
+
+
+@pytest.mark.parametrize("algorithm", ["fed_simclr", "fed_paq", "local_only", "server_only"])
+def test_other_algorithms_run_unchanged(pictures, tmp_path, algorithm):
+    """FedPAQ sends updates and needs labels: the van has none, and says so."""
+    context = in_one_place(pictures, algorithm=algorithm, min_clients=1, rounds=1)
+    parties = roles(pictures, tmp_path)
+    now, (line,) = played(context, engine_of(context, parties), 1)
+    if algorithm == "fed_paq":
+        assert list(line["rejected"]) == ["van-3"] and "DataError" in line["rejected"]["van-3"]
+        assert sorted(line["weights"]) == ["car-1", "car-2"]
+    else:
+        expected, (wanted,) = played(context, InProcess(context), 1)
+        assert (now.payloads, now.aggregated) == (expected.payloads, expected.aggregated)
+        assert timeless([line]) == timeless([wanted])
+
+
+def test_central_needs_all_images_in_one_place(pictures, tmp_path):
+    context = in_one_place(pictures, algorithm="central")
+    with pytest.raises(ValueError, match="central needs all clients' images in one place"):
+        played(context, engine_of(context, roles(pictures, tmp_path)), 1)
+
+
+def changed(reply, payload=None, **values):
+    about, old = unpack(reply.content, Reply)
+    records = pack(dataclasses.replace(about, **values), old if payload is None else payload)
+    return Message(records, reply_to=reply)
+
+
+def with_payload(reply, message, payload):
+    about, _ = unpack(reply.content, Reply)
+    return Message(pack(about, payload), reply_to=message)
+
+
+def spoilt(context, how):
+    """A function from an honest reply of car-1 to what arrives in its place, and what the reason must say."""
+    task, honest = context.task, to_bytes(context.task.converted(4))
+    nan = task.converted(4)
+    entry = next(e for e in state_of(nan).values() if e.role == "averaged")
+    entry.assign(torch.full(entry.shape, float("nan")))
+    payloads = {
+        "wrong bits": (to_bytes(task.converted(8)), "bits 8 in the bytes, 4 in the model"),
+        "another shape": (to_bytes(dataclasses.replace(task, width=8).converted(4)), "architecture|shape|allowed"),
+        "not finite": (to_bytes(nan), "not finite"),
+        "truncated": (honest[:-100], "truncated"),
+        "changed on the way": (honest[:-1] + bytes([honest[-1] ^ 1]), "checksum"),
+        "empty": (b"", "not a fedqssl model"),
+        "a gigabyte": (bytes(1 << 30), "more than"),
+    }
+    return payloads[how]
+
+
+@pytest.mark.parametrize(
+    "how", ["wrong bits", "another shape", "not finite", "truncated", "changed on the way", "empty", "a gigabyte"]
+)
+def test_a_bad_payload_costs_its_own_update_only(pictures, tmp_path, how):
+    context = in_one_place(pictures, min_clients=2)
+    engine = engine_of(context, roles(pictures, tmp_path))
+    payload, words = spoilt(context, how)
+    engine.exchange.grid.spoil[engine.nodes["car-1"]] = lambda reply, m: with_payload(reply, m, payload)
+    _, (line,) = played(context, engine, 1)
+    assert list(line["rejected"]) == ["car-1"]
+    assert any(word in line["rejected"]["car-1"] for word in words.split("|")), line["rejected"]
+    assert sorted(line["weights"]) == ["car-2", "van-3"] and sum(line["weights"].values()) == pytest.approx(1)
+
+
+def test_a_replayed_reply_is_refused(pictures, tmp_path):
+    """The bytes of round 1 are a valid model, but they are not what round 2 asked for."""
+    context = in_one_place(pictures, min_clients=2)
+    engine, kept = engine_of(context, roles(pictures, tmp_path)), []
+
+    def replay(reply, message):
+        kept.append(reply)
+        return Message(kept[0].content, reply_to=message)
+
+    engine.exchange.grid.spoil[engine.nodes["car-1"]] = replay
+    _, lines = played(context, engine)
+    assert lines[0]["rejected"] == {}
+    assert "perhaps replayed" in lines[1]["rejected"]["car-1"] and sorted(lines[1]["weights"]) == ["car-2", "van-3"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"samples": 10**9}, "claims 1000000000 images, but had"),
+        ({"nonce": "0" * 32}, "another message"),
+        ({"run": "another"}, "another message"),
+        ({"round_number": 7}, "another message"),
+        ({"losses": (0.1,) * 1000}, "out of range"),
+    ],
+)
+def test_a_false_claim_is_refused(pictures, tmp_path, values, words):
+    context = in_one_place(pictures, min_clients=2)
+    engine = engine_of(context, roles(pictures, tmp_path))
+    engine.exchange.grid.spoil[engine.nodes["car-2"]] = lambda reply, m: Message(
+        changed(reply, **values).content, reply_to=m
+    )
+    _, (line,) = played(context, engine, 1)
+    assert list(line["rejected"]) == ["car-2"] and words in line["rejected"]["car-2"]
+
+
+def test_who_raises_or_is_late_or_away_is_named(pictures, tmp_path):
+    context = in_one_place(pictures, min_clients=1, deadline=3)
+    engine = engine_of(context, roles(pictures, tmp_path))
+
+    def broken(*arguments):
+        raise ZeroDivisionError("of a secret file")
+
+    engine.exchange.grid.apps[engine.nodes["car-1"]] = broken
+    engine.exchange.grid.spoil[engine.nodes["car-2"]] = lambda reply, message: None
+    began = time.monotonic()
+    _, (line,) = played(context, engine, 1)
+    assert line["rejected"] == {
+        "car-1": "it raised an error: ZeroDivisionError",
+        "car-2": "no reply within 3 s",
+    }
+    assert time.monotonic() - began > 3
+    del engine.nodes["car-1"]
+    assert engine.train_clients({"car-1": b""}, 0, 0.1) == ({}, {"car-1": "it is not connected"})
+    strict = engine_of(in_one_place(pictures), roles(pictures, tmp_path))
+    strict.exchange.grid.spoil[strict.nodes["car-2"]] = lambda reply, m: Message(
+        changed(reply, samples=1).content, reply_to=m
+    )
+    with pytest.raises(RunError, match=r"2 valid updates, fewer than min_clients = 3 \(car-2: it claims 1 images"):
+        played(strict.context, strict, 1)
+
+
+def test_final_models_are_judged_where_the_labels_are(pictures, tmp_path):
+    context, parties = in_one_place(pictures), roles(pictures, tmp_path)
+    engine = engine_of(context, parties)
+    now = first_checkpoint(context)
+    found = engine.accuracies(context, now.payloads)
+    from fedqssl.runs.evaluate import own_accuracy
+
+    sets = [(data.images, data.labels) for data in (parties["car-1"].held, parties["car-1"].tested)]
+    task = dataclasses.replace(context.task, classes=10)
+    assert found["car-1"] == own_accuracy(
+        task, "car-1", 4, now.payloads["car-1"], *sets
+    )  # as a simulation's is measured
+    assert sorted(found) == ["car-1", "car-2"] and all(0 <= a <= 1 for a in found.values())
+    for name in CLIENTS:
+        assert (tmp_path / name / "model.fqssl").read_bytes() == now.payloads[name]
+    import fedqssl
+
+    device = fedqssl.load(tmp_path / "car-1" / "device.fqssl")
+    assert device.predict(pictures / "car-1")[0].name.startswith("marked-") and "car-1" in device.card()
+    assert not (tmp_path / "van-3" / "device.fqssl").exists()
+
+
+def test_our_arrays_are_not_for_averaging():
+    """Flower's own strategies must refuse the codes."""
+    from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
+
+    records = [pack(Reply("r", "n", 0, 1), b"12345678") for _ in range(2)]
+    for record in records:
+        record["metrics"] = MetricRecord({"num-examples": 1.0})
+    with pytest.raises(TypeError, match=STYPE):
+        records[0]["model"]["payload"].numpy()
+    with pytest.raises(Exception, match=STYPE):
+        aggregate_arrayrecords(records, "num-examples")
+
+
+def test_what_is_not_a_message_is_refused():
+    good = pack(Capabilities("a", 4, 10, 2))
+    assert unpack(good, Capabilities) == (Capabilities("a", 4, 10, 2), b"")
+    for bad in (
+        "",
+        "[]",
+        '{"name": "a"}',
+        '{"name": "a", "bits": "many", "samples": 1, "test_samples": 0}',
+        "x" * 70000,
+    ):
+        records = pack(Capabilities("a", 4, 10, 2))
+        records["about"]["json"] = bad
+        with pytest.raises(WireError):
+            unpack(records, Capabilities)
+    with pytest.raises(WireError, match="Request"):
+        unpack(good, Request)
+    other = pack(Reply("r", "n", 0, 1), b"1234")
+    other["model"] = ArrayRecord({"payload": Array(dtype="uint8", shape=(4,), stype="numpy.ndarray", data=b"1234")})
+    with pytest.raises(WireError, match="not of our type"):
+        unpack(other, Reply)
+
+
+def test_an_order_from_elsewhere_is_checked(pictures):
+    from fedqssl.federated.order import Order, OrderError
+
+    context = in_one_place(pictures)
+    order = context.order(1, 0.3)
+    assert Order.from_json(order.to_json()) == order
+    values = order.to_json()
+    for change, words in [
+        ({"algorithm": "fed_magic"}, "unknown algorithm"),
+        ({"lr": "fast"}, "lr"),
+        ({"epochs": 0}, "out of range"),
+        ({"task": {**values["task"], "model": "os:system"}}, "allow that with --trust"),
+    ]:
+        with pytest.raises(OrderError, match=words):
+            Order.from_json({**values, **change})
+
+
+def test_load_bytes_is_what_checks_payloads(pictures):
+    """The control of the spoilt payloads above: an honest one is taken."""
+    task = in_one_place(pictures).task
+    honest = to_bytes(task.converted(4))
+    load_bytes(task.reader(4), honest)
+    assert to_bytes(task.reader(4)) == honest
+
+
+def test_the_servers_workers_have_the_buffer_and_nothing_else(pictures, tmp_path, reference):
+    """Two worker processes de-quantize; a client that the engine did not know when they started is no matter to them."""
+    context = in_one_place(pictures, workers=2)
+    engine = engine_of(context, roles(pictures, tmp_path))
+    slim = context.for_workers()
+    assert slim.partition.clients == {} and torch.equal(slim.buffer(), context.buffer()) and slim.public is None
+    now, _ = played(context, engine, 1)
+    first = played(in_one_place(pictures), InProcess(in_one_place(pictures)), 1)[0]
+    assert now.payloads == first.payloads and engine.workers_peak > 0

@@ -1,0 +1,109 @@
+"""Runs that go on elsewhere, with other settings or with a model that draws random numbers; folders as people have them."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import fedqssl
+from fedqssl.config import load_config, protocol
+from fedqssl.data.scenes import scenes
+from fedqssl.engines.context import build_context
+from fedqssl.runs import lifecycle, resume, start
+from fedqssl.runs.evaluate import some
+from fedqssl.runs.folder import RunError
+from tiny_run import TINY, model_bytes, rounds_of, tiny_context
+
+
+@pytest.fixture(scope="module")
+def phones(tmp_path_factory) -> Path:
+    """A folder per client, pictures inside, no classes."""
+    home, data = tmp_path_factory.mktemp("data"), scenes(90)
+    for i, image in enumerate(data.images):
+        place = home / "phones" / f"phone-{i % 3}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(place / f"{i}.png")
+    return home
+
+
+def broken_off(out, monkeypatch, **changes):
+    """A run that ends after its first round."""
+    real = lifecycle.play
+
+    def once(context, engine, before, number):
+        if number == 1:
+            raise KeyboardInterrupt
+        return real(context, engine, before, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "play", once)
+        with pytest.raises(KeyboardInterrupt):
+            start(load_config("smoke", {**TINY, **changes}), out, say=lambda line: None)
+
+
+def test_a_run_goes_on_from_another_folder(phones, tmp_path, monkeypatch):
+    """And its data are the same ones however their folder is written."""
+    monkeypatch.chdir(phones)
+    changes = {"data": "folder:phones", "partition": "natural", "evaluation.knn_every": 0}
+    broken_off(tmp_path / "a", monkeypatch, **changes)
+    os.chdir("/")
+    result = fedqssl.resume(tmp_path / "a", say=lambda line: None)
+    assert (tmp_path / "a" / "partition.png").stat().st_size > 5000  # sizes, where there are no labels
+    with pytest.raises(RunError, match="is a file; name the run's folder"):
+        resume(tmp_path / "a" / "config.toml")
+    assert result.global_accuracy is None and result.local_accuracy is None  # whose a picture is, is no class
+    whole = start(load_config("smoke", {**TINY, **changes, "data": f"folder:{phones}/phones"}), tmp_path / "b", say=str)
+    assert model_bytes(tmp_path / "a") == model_bytes(tmp_path / "b") and result.protocol == whole.protocol
+    monkeypatch.chdir(phones)
+    assert protocol(load_config("smoke", {**TINY, **changes})) == whole.protocol
+
+
+def test_a_run_does_not_go_on_with_other_settings(tmp_path, monkeypatch):
+    broken_off(tmp_path / "a", monkeypatch)
+    path = tmp_path / "a" / "config.toml"
+    before = path.read_text()
+    path.write_text(before.replace("lr = 0.3", "lr = 0.2"))
+    with pytest.raises(RunError, match=r"config.toml was changed after the run began: put it back"):
+        resume(tmp_path / "a")
+    path.write_text(before.replace("workers = 1", "workers = 2"))  # where it runs is the user's to choose
+    assert resume(tmp_path / "a", say=lambda line: None).rounds == 2
+
+
+def test_a_model_with_dropout_gives_the_same_bytes(tmp_path, monkeypatch):
+    """It draws from torch's generator, which belongs to everybody."""
+    (tmp_path / "model_with_dropout.py").write_text(
+        "from torch import nn\n"
+        "def make(width, in_channels):\n"
+        "    body = [nn.Conv2d(in_channels, width, 3, 2), nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(0.5)]\n"
+        "    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(rounds_of(tiny_context(model="model_with_dropout:make"))[0].aggregated)
+        assert torch.initial_seed() == seed
+    assert found[0] == found[1]
+
+
+def test_a_part_of_the_images_is_not_the_first_ones():
+    part = some(1000, 100)
+    assert len(part) == len(set(part.tolist())) == 100 and 350 < part.float().mean() < 650
+    assert torch.equal(part, some(1000, 100))
+    assert some(10, None) == some(10, 10) == slice(None)
+
+
+def test_classes_inside_clients_stay_classes(phones, tmp_path):
+    """Two levels: whose, then what."""
+    for client in ("a", "b"):
+        for label in ("cat", "dog"):
+            home = tmp_path / "two" / client / label
+            home.mkdir(parents=True)
+            for i in range(20):
+                Image.fromarray(scenes(40).images[i].permute(1, 2, 0).numpy()).save(home / f"{i}.png")
+    changes = {**TINY, "data": f"folder:{tmp_path}/two", "partition": "natural", "clients": 2, "bits": [4, 8]}
+    assert build_context(load_config("smoke", changes)).train.labels is not None
+    changes = {**TINY, "data": f"folder:{phones}/phones", "partition": "natural"}
+    assert build_context(load_config("smoke", changes)).train.labels is None

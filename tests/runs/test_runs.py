@@ -1,0 +1,162 @@
+"""Whole runs at a size of seconds: same bytes with other workers, with other labels."""
+
+import dataclasses
+import gc
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedqssl.engines.context import build_context
+from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.shared_images import SharedImages
+from fedqssl.lowbit import load_bytes, to_bytes
+from fedqssl.lowbit.container import read_header
+from fedqssl.runs import RunError, RunFolder, RunResult, lifecycle, resume, start
+from fedqssl.runs.evaluate import global_accuracy
+from fedqssl.runs.progress import Progress
+from tiny_run import figures, model_bytes, silent, tiny, tiny_context
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> RunResult:
+    return start(tiny(), tmp_path_factory.mktemp("runs") / "a", say=lambda line: None)
+
+
+def test_a_run_leaves_what_it_promises(finished):
+    names = {p.name for p in finished.folder.iterdir()}
+    assert {"config.toml", "environment.json", "partition.json", "metrics.jsonl", "result.json", "summary.md"} <= names
+    lines = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    assert set(lines[0]["weights"]) == {"client-00", "client-01", "client-02"}
+    assert abs(sum(lines[0]["weights"].values()) - 1) < 1e-9
+    assert figures(RunResult.read(finished.folder)) == figures(finished)
+
+
+def test_payloads_are_in_each_clients_bits_and_counted_by_their_length(finished):
+    context = build_context(tiny())
+    for name, data in model_bytes(finished.folder).items():
+        bits = context.bits[name]
+        assert read_header(data)["bits"] == str(bits) and finished.clients[name].bits == bits
+        load_bytes(context.task.converted(bits), data)
+    lines = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()]
+    last = sum(map(len, model_bytes(finished.folder).values()))
+    assert finished.bytes_up == sum(line["bytes_up"] for line in lines)
+    assert finished.bytes_down == sum(line["bytes_down"] for line in lines) + last
+    assert finished.bytes_up == sum(c.bytes_up for c in finished.clients.values())
+    first = sum(len(to_bytes(context.task.converted(b))) for b in context.bits.values())
+    assert lines[0]["bytes_down"] == first
+
+
+def test_existing_folders_are_not_overwritten_and_finished_runs_only_read(finished, tmp_path):
+    with pytest.raises(RunError, match="--overwrite"):
+        start(tiny(), finished.folder)
+    said = []
+    assert figures(resume(finished.folder, say=said.append)) == figures(finished) and "finished" in said[0]
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_text("mine")
+    with pytest.raises(RunError, match="not a run"):
+        start(tiny(), tmp_path / "photos", overwrite=True)
+    with pytest.raises(RunError, match=r"no config\.toml"):
+        resume(tmp_path)
+
+
+def test_two_workers_give_the_same_bytes(finished, tmp_path):
+    other = start(tiny(workers=2), tmp_path / "b", say=lambda line: None)
+    assert model_bytes(other.folder) == model_bytes(finished.folder)
+    assert figures(other) == figures(finished)
+
+
+def _process(context, *arguments) -> float:
+    """A judge that tells who judges."""
+    return float(os.getpid())
+
+
+def test_accuracies_are_judged_in_the_workers_where_they_have_the_images():
+    context, jobs = tiny_context(workers=2), {n: (n,) for n in ("a", "b", "c")}
+    with InProcess(context) as engine:
+        assert float(os.getpid()) not in engine.evaluate(_process, jobs).values()
+        engine.context = dataclasses.replace(
+            context, public=context.buffer()
+        )  # clients keep theirs: workers have the buffer
+        assert {*engine.evaluate(_process, jobs).values()} == {float(os.getpid())}
+
+
+def test_workers_get_no_second_copy_of_the_images():
+    context = tiny_context()
+    with SharedImages(context) as attachment:
+        for part in (attachment.context.train, attachment.context.test):
+            assert part.images.untyped_storage().nbytes() == 0 and part.labels is not None
+        opened = attachment.open()
+        assert torch.equal(opened.train.images, context.train.images)
+        assert torch.equal(opened.test.images, context.test.images)
+
+
+def test_no_room_for_the_workers_images(finished, tmp_path):
+    """One line that says what to do, nothing left open; with room, the run goes on to the same bytes."""
+    before = len(os.listdir("/proc/self/fd"))
+
+    def on_a_full_disk(handle: int, mode: str):
+        os.close(handle)
+        return Path("/dev/full").open(mode)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedqssl.engines.shared_images.os.fdopen", on_a_full_disk)
+        with pytest.raises(RunError, match=r"No space left.*: make room there, set TMPDIR .* --resume"):
+            start(tiny(workers=2), tmp_path / "full", say=silent)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert figures(resume(tmp_path / "full", say=silent)) == figures(finished)
+
+
+def test_without_an_aggregated_model_the_mean_over_the_clients_counts(tmp_path):
+    alone, both = (
+        start(tiny(algorithm="local_only", rounds=1, workers=w), tmp_path / str(w), say=silent) for w in (1, 2)
+    )
+    assert figures(alone) == figures(both)
+    context, models = build_context(tiny(algorithm="local_only")), model_bytes(alone.folder)
+    each = [global_accuracy(context, context.bits[n], models[n]) for n in sorted(models)]
+    assert alone.global_accuracy == sum(each) / 3 and len({*each}) > 1
+
+
+def test_labels_change_no_byte_of_pre_training(finished, tmp_path):
+    """With the partition fixed: its train/test cut is stratified, so it may look at labels; training may not."""
+    context = build_context(tiny())
+    labels = context.train.labels
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(9))
+    assert not torch.equal(labels[order], labels)
+    other = dataclasses.replace(context, train=dataclasses.replace(context.train, labels=labels[order]))
+    folder = RunFolder.create(tmp_path / "b", overwrite=False)
+    lifecycle.run_to_end(other, folder, Progress(lambda line: None))
+    assert model_bytes(folder.path) == model_bytes(finished.folder)
+
+
+def test_a_tampered_checkpoint_is_refused(finished, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.folder, copy)
+    (copy / "result.json").unlink()
+    target = sorted(copy.glob("checkpoints/round-00002/model-*.fqssl"))[0]
+    target.write_bytes(target.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunError, match="was changed"):
+        resume(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"algorithm": "fed_magic"}, "fed_qssl"), ({"engine": "carrier-pigeon"}, "in_process")]
+)
+def test_unknown_names_list_what_there_is(changes, words, tmp_path):
+    with pytest.raises(RunError, match=words):
+        start(tiny(**changes), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_plain_averaging_runs_too_and_gives_other_models(finished, tmp_path):
+    other = start(tiny(algorithm="fed_simclr", rounds=1), tmp_path / "b", say=lambda line: None)
+    line = json.loads((other.folder / "metrics.jsonl").read_text())
+    samples = {n: c.samples for n, c in other.clients.items()}
+    assert all(abs(w - samples[n] / sum(samples.values())) < 1e-12 for n, w in line["weights"].items())
+    assert model_bytes(other.folder) != model_bytes(finished.folder)

@@ -1,0 +1,70 @@
+"""Runs of seconds that several test modules share; also imported by the processes that the durability tests kill."""
+
+import functools
+import json
+from pathlib import Path
+
+from fedqssl.config import RunConfig, load_config
+from fedqssl.data.registry import load_dataset
+from fedqssl.engines import context as contexts
+from fedqssl.engines.context import Context, build_context
+from fedqssl.engines.in_process import InProcess
+from fedqssl.runs import RunResult
+from fedqssl.runs.round import first_checkpoint, play
+
+TINY = {
+    "model": "small_cnn",
+    "width": 4,
+    "images": 160,
+    "clients": 3,
+    "bits": [4, 8, 32],
+    "partition": "iid",
+    "rounds": 2,
+    "batch_size": 16,
+    "workers": 1,
+    "evaluation.probe_images": 100,
+}
+
+
+def tiny(**changes) -> RunConfig:
+    return load_config("smoke", {**TINY, **changes})
+
+
+@functools.cache
+def _scenes(split):
+    return load_dataset("scenes", split)
+
+
+def tiny_context(**changes) -> Context:
+    """As build_context, but without monitors, and the embedded images are drawn once for all tests."""
+    real = contexts.load_dataset
+    contexts.load_dataset = lambda spec, split, *rest, **options: _scenes(split)
+    try:
+        return build_context(tiny(**{"evaluation.knn_every": 0, **changes}))
+    finally:
+        contexts.load_dataset = real
+
+
+def rounds_of(context: Context, count: int = 1, engine_type=InProcess):
+    """Checkpoint and lines of the first rounds."""
+    checkpoint, lines = first_checkpoint(context), []
+    with engine_type(context) as engine:
+        for number in range(count):
+            checkpoint, line = play(context, engine, checkpoint, number)
+            lines.append(line)
+    return checkpoint, lines
+
+
+def model_bytes(folder: Path) -> dict[str, bytes]:
+    return {p.parent.name: p.read_bytes() for p in sorted(folder.glob("clients/*/model.fqssl"))}
+
+
+def figures(result: RunResult) -> dict[str, object]:
+    values = json.loads(result.to_json())
+    for timing in ("client_seconds", "server_seconds", "peak_memory_bytes"):
+        del values[timing]
+    return values
+
+
+def silent(line: str) -> None:
+    pass
