@@ -6,11 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` with the nearest known name, or nothing if none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+from fedqssl.imported import nearest
 
 
 def nearest_key(name: str, known: Iterable[str]) -> str:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedqssl.imported import imported, nearest, one_line
 from fedqssl.models.resnet import resnet18, resnet34
 from fedqssl.models.smallcnn import small_cnn
 
@@ -59,45 +55,17 @@ def build_model(name: str, width: int = 16, in_channels: int = 3) -> nn.Module:
     if ":" in name:
         return _with_feature_dim(_call(_imported(name), name, width, in_channels), name, in_channels)
     if name not in MODELS:
-        close = difflib.get_close_matches(name, MODELS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ModelError(
-            f"unknown model {name!r}{hint} (models: {', '.join(MODELS)}; or an import path like package.module:Class)"
+            f"unknown model {name!r}{nearest(name, MODELS)} (models: {', '.join(MODELS)}; or an import path like package.module:Class)"
         )
     return MODELS[name].build(width, in_channels)
 
 
-@contextmanager
-def _working_folder_importable() -> Iterator[None]:
-    """The ``fedqssl`` command does not look for modules in the working folder by itself; it comes last, to shadow nothing."""
-    folder = os.getcwd()
-    sys.path.append(folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
 def _imported(name: str) -> Callable[..., object]:
-    module_name, _, attribute = name.partition(":")
-    try:
-        with _working_folder_importable():
-            module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise ModelError(
-            f"model {name!r}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
-        ) from None
-    except Exception as error:  # whatever the user's code raises
-        raise ModelError(f"model {name!r}: {module_name!r} fails when imported ({_told(error)}); correct it") from error
-    found: Any = getattr(module, attribute, None)
-    if found is None:
-        close = difflib.get_close_matches(attribute, dir(module), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ModelError(f"model {name!r}: {module_name} has no {attribute!r}{hint}")
+    found = imported(name, "model", ModelError)
     if isinstance(found, nn.Module) or not callable(found):
         raise ModelError(f"model {name!r} must name a class or a function that makes the model, not a made object")
-    made: Callable[..., object] = found
-    return made
+    return found
 
 
 def _call(make: Callable[..., object], name: str, width: int, in_channels: int) -> nn.Module:
@@ -116,15 +84,10 @@ def _call(make: Callable[..., object], name: str, width: int, in_channels: int) 
     try:
         model = make(**given)
     except Exception as error:  # whatever the user's code raises
-        raise ModelError(f"model {name!r} cannot be made ({_told(error)}); correct it") from error
+        raise ModelError(f"model {name!r} cannot be made ({one_line(error)}); correct it") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {name!r} made a {type(model).__name__}, not a torch.nn.Module")
     return model
-
-
-def _told(error: Exception) -> str:
-    """The error in one line, with its kind."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def _with_feature_dim(model: nn.Module, name: str, in_channels: int) -> nn.Module:
@@ -136,7 +99,7 @@ def _with_feature_dim(model: nn.Module, name: str, in_channels: int) -> nn.Modul
             features = model(torch.full((1, in_channels, IMAGE_SIZE, IMAGE_SIZE), 0.5))
     except Exception as error:  # whatever the user's code raises
         raise ModelError(
-            f"model {name!r} fails on one {in_channels}x{IMAGE_SIZE}x{IMAGE_SIZE} image ({_told(error)}); correct it"
+            f"model {name!r} fails on one {in_channels}x{IMAGE_SIZE}x{IMAGE_SIZE} image ({one_line(error)}); correct it"
         ) from error
     model.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2:

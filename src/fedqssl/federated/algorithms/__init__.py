@@ -11,6 +11,7 @@ from fedqssl.federated.algorithms.fed_simsiam import FED_SIMSIAM
 from fedqssl.federated.algorithms.local_only import LOCAL_ONLY
 from fedqssl.federated.algorithms.server_only import SERVER_ONLY
 from fedqssl.federated.algorithms.untrained import UNTRAINED
+from fedqssl.imported import imported, nearest
 
 ALGORITHMS: dict[str, Algorithm] = {
     a.name: a
@@ -28,4 +29,26 @@ ALGORITHMS: dict[str, Algorithm] = {
     )
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Arrived", "Round", "ServerOperators"]
+
+class AlgorithmError(ValueError):
+    """There is no such algorithm; the message says what to change."""
+
+
+def get_algorithm(name: str) -> Algorithm:
+    """One of ``ALGORITHMS``, or a user's own by import path, ``package.module:NAME``.
+
+    Raises:
+        AlgorithmError: one line that says what to change.
+    """
+    if ":" in name:
+        found = imported(name, "algorithm", AlgorithmError)
+        if not isinstance(found, Algorithm):
+            raise AlgorithmError(f"algorithm {name!r} is a {type(found).__name__}, not an Algorithm")
+        return found
+    if name not in ALGORITHMS:
+        known = f"algorithms: {', '.join(ALGORITHMS)}; or an import path like package.module:NAME"
+        raise AlgorithmError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)} ({known})")
+    return ALGORITHMS[name]
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "AlgorithmError", "Arrived", "Round", "ServerOperators", "get_algorithm"]

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from torch import fx
 
+from fedqssl.federated.algorithms.work import Work, averaging
 from fedqssl.federated.client import Client, local_update
 from fedqssl.federated.server.validate import Check, check_model
 from fedqssl.federated.state import State
@@ -81,10 +82,11 @@ Server = Callable[[Arrived, ServerOperators], Round]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One federated algorithm (``docs/add-an-algorithm.md``).
+    """One federated algorithm and everything that is known about it (``docs/add-an-algorithm.md``).
 
     Args:
         name: its name in configurations.
+        title: how tables and reports print it.
         description: one line for ``fedqssl list algorithms``.
         server: from what arrived to the aggregated state and the payloads sent back.
         client: what a client does with its payload; Algorithm 2 on local images by default.
@@ -94,9 +96,16 @@ class Algorithm:
         objective: what is trained, if the algorithm does not leave it to the configuration.
         has_clients: whether clients take part at all (controls such as ``server_only`` do without).
         federates: whether models travel; if not (``local_only``), no bytes are counted.
+        work: what a round asks of clients and server, for the ledger; plain averaging by default.
+        keeps: what a client keeps of the model that it received while it trains, for the ledger: ``proximal`` (to stay
+            near it), ``update`` (to send the difference) or nothing.
+        revision: raised by one when a change to the algorithm changes its accuracies, so that old and new runs are not
+            compared by mistake.
+        control: whether it is there to be compared with, not to be used.
     """
 
     name: str
+    title: str
     description: str
     server: Server
     client: Client = local_update
@@ -105,3 +114,7 @@ class Algorithm:
     objective: str | None = None
     has_clients: bool = True
     federates: bool = True
+    work: Work = averaging
+    keeps: Literal["", "proximal", "update"] = ""
+    revision: int = 0
+    control: bool = False

@@ -5,7 +5,9 @@ The ceiling: what ``fed_qssl`` lacks of it is what federation and few bits cost.
 
 from __future__ import annotations
 
+from fedqssl.config import RunConfig
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.work import RoundWork, without_clients
 
 
 def central(arrived: Arrived, workers: ServerOperators) -> Round:
@@ -14,4 +16,16 @@ def central(arrived: Arrived, workers: ServerOperators) -> Round:
     return Round(state, workers.requantize(state), server_loss=loss)
 
 
-CENTRAL = Algorithm("central", "control: all clients' images in one place, full precision", central, has_clients=False)
+def _work(config: RunConfig, participants: int) -> RoundWork:
+    return without_clients(participants, config.server.requantize_epochs, union_epochs=config.local_epochs)
+
+
+CENTRAL = Algorithm(
+    "central",
+    "control: central",
+    "control: all clients' images in one place, full precision",
+    central,
+    has_clients=False,
+    work=_work,
+    control=True,
+)

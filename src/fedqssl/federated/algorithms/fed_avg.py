@@ -18,4 +18,4 @@ def plain_average(arrived: Arrived, workers: ServerOperators) -> Round:
     return Round(state, workers.requantize(state, epochs=0), weights)
 
 
-FED_AVG = Algorithm("fed_avg", "supervised; average by number of images", plain_average, objective=SUPERVISED)
+FED_AVG = Algorithm("fed_avg", "FedAvg", "supervised; average by number of images", plain_average, objective=SUPERVISED)

@@ -39,10 +39,13 @@ def add_updates(arrived: Arrived, workers: ServerOperators) -> Round:
 
 FED_PAQ = Algorithm(
     "fed_paq",
+    "FedPAQ",
     "supervised; clients send quantized updates",
     add_updates,
     client=fed_paq,
     check=check_update,
     upload=lambda model, bits: encode_update(read_state(model), bits, torch.Generator(), weight_names(model)),
     objective=SUPERVISED,
+    keeps="update",
+    revision=1,  # rounds weights only
 )

@@ -21,8 +21,11 @@ def fed_prox(payload: bytes, job: LocalJob) -> tuple[bytes, ClientMetrics]:
 
 FED_PROX = Algorithm(
     "fed_prox",
+    "FedProx",
     "supervised; FedAvg with a proximal term (fedprox.mu)",
     plain_average,
     client=fed_prox,
     objective=SUPERVISED,
+    keeps="proximal",
+    revision=1,  # the proximal term also acts in the local evaluation
 )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 
+from fedqssl.config import RunConfig
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.work import RoundWork
 from fedqssl.federated.server.aggregate import average, softmax_weights
 
 
@@ -22,4 +24,17 @@ def fed_qssl(arrived: Arrived, workers: ServerOperators) -> Round:
     return Round(state, workers.requantize(state), weights, losses, rejected=rejected)
 
 
-FED_QSSL = Algorithm("fed_qssl", "de-quantize, weigh by softmax(-loss), average, re-quantize (the paper)", fed_qssl)
+def _work(config: RunConfig, participants: int) -> RoundWork:
+    server = config.server
+    return RoundWork(
+        participants, dequantize_epochs=server.dequantize_epochs, requantize_epochs=server.requantize_epochs
+    )
+
+
+FED_QSSL = Algorithm(
+    "fed_qssl",
+    "Fed-QSSL",
+    "de-quantize, weigh by softmax(-loss), average, re-quantize (the paper)",
+    fed_qssl,
+    work=_work,
+)

@@ -5,4 +5,6 @@ from __future__ import annotations
 from fedqssl.federated.algorithms.base import Algorithm
 from fedqssl.federated.algorithms.fed_avg import plain_average
 
-FED_SIMCLR = Algorithm("fed_simclr", "SimCLR; average by number of images", plain_average, objective="simclr")
+FED_SIMCLR = Algorithm(
+    "fed_simclr", "Fed-SimCLR", "SimCLR; average by number of images", plain_average, objective="simclr"
+)

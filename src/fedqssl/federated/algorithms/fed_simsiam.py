@@ -8,4 +8,6 @@ from __future__ import annotations
 from fedqssl.federated.algorithms.base import Algorithm
 from fedqssl.federated.algorithms.fed_avg import plain_average
 
-FED_SIMSIAM = Algorithm("fed_simsiam", "SimSiam; average by number of images", plain_average, objective="simsiam")
+FED_SIMSIAM = Algorithm(
+    "fed_simsiam", "Fed-SimSiam", "SimSiam; average by number of images", plain_average, objective="simsiam"
+)

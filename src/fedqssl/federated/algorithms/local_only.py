@@ -6,7 +6,9 @@ mean over the clients' models.
 
 from __future__ import annotations
 
+from fedqssl.config import RunConfig
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.work import RoundWork
 
 
 def local_only(arrived: Arrived, workers: ServerOperators) -> Round:
@@ -14,4 +16,16 @@ def local_only(arrived: Arrived, workers: ServerOperators) -> Round:
     return Round(None, dict(arrived.payloads))
 
 
-LOCAL_ONLY = Algorithm("local_only", "control: every client alone, no federation", local_only, federates=False)
+def _work(config: RunConfig, participants: int) -> RoundWork:
+    return RoundWork(participants, traffic=False, hands_out=False, averages=False)
+
+
+LOCAL_ONLY = Algorithm(
+    "local_only",
+    "control: local only",
+    "control: every client alone, no federation",
+    local_only,
+    federates=False,
+    work=_work,
+    control=True,
+)

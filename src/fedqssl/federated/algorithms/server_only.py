@@ -6,7 +6,9 @@ re-quantizes in the same way.
 
 from __future__ import annotations
 
+from fedqssl.config import RunConfig
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.work import RoundWork, without_clients
 
 
 def server_only(arrived: Arrived, workers: ServerOperators) -> Round:
@@ -19,6 +21,18 @@ def server_only(arrived: Arrived, workers: ServerOperators) -> Round:
     return Round(state, workers.requantize(state), server_loss=loss)
 
 
+def _work(config: RunConfig, participants: int) -> RoundWork:
+    return without_clients(
+        participants, config.server.requantize_epochs, buffer_epochs=config.server.dequantize_epochs * participants
+    )
+
+
 SERVER_ONLY = Algorithm(
-    "server_only", "control: self-supervision on the buffer alone, same server work", server_only, has_clients=False
+    "server_only",
+    "control: server only",
+    "control: self-supervision on the buffer alone, same server work",
+    server_only,
+    has_clients=False,
+    work=_work,
+    control=True,
 )

@@ -7,7 +7,9 @@ it, with batch norm that does nothing yet, has the better random features (``fed
 
 from __future__ import annotations
 
+from fedqssl.config import RunConfig
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.work import RoundWork, without_clients
 
 
 def untrained(arrived: Arrived, workers: ServerOperators) -> Round:
@@ -16,4 +18,16 @@ def untrained(arrived: Arrived, workers: ServerOperators) -> Round:
     return Round(state, workers.requantize(state, epochs=0))
 
 
-UNTRAINED = Algorithm("untrained", "control: random weights, batch norm settled", untrained, has_clients=False)
+def _work(config: RunConfig, participants: int) -> RoundWork:
+    return without_clients(participants, requantize_epochs=0)
+
+
+UNTRAINED = Algorithm(
+    "untrained",
+    "control: untrained",
+    "control: random weights, batch norm settled",
+    untrained,
+    has_clients=False,
+    work=_work,
+    control=True,
+)

@@ -1,0 +1,57 @@
+"""Objects that a setting names by import path, ``package.module:NAME``: a user's own model or algorithm."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """``"; did you mean 'x'?"`` with the nearest known name, or nothing if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The error in one line, with its kind."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:limit]
+
+
+@contextmanager
+def _working_folder_importable() -> Iterator[None]:
+    """The ``fedqssl`` command does not look for modules in the working folder by itself; it comes last, to shadow nothing."""
+    folder = os.getcwd()
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def imported(spec: str, kind: str, error_class: type[Exception]) -> object:
+    """The object behind ``package.module:NAME``; ``kind`` ("model", "algorithm") begins the message of every error.
+
+    Raises:
+        error_class: the module cannot be imported or has no such name; one line that says what to do.
+    """
+    module_name, _, attribute = spec.partition(":")
+    try:
+        with _working_folder_importable():
+            module = importlib.import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise error_class(
+            f"{kind} {spec!r}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
+        ) from None
+    except Exception as error:  # whatever the user's code raises
+        raise error_class(f"{kind} {spec!r}: {module_name!r} fails when imported ({one_line(error)})") from error
+    found: object = getattr(module, attribute, None)
+    if found is None:
+        raise error_class(f"{kind} {spec!r}: {module_name} has no {attribute!r}{nearest(attribute, dir(module))}")
+    return found
+
+
+__all__ = ["imported", "nearest", "one_line"]
