@@ -77,12 +77,12 @@ def client_features(folder: Path) -> dict[str, Tensor]:
     if not (folder / "config.toml").is_file():
         raise ValueError(f"{folder} is not a run: it has no config.toml; start one with fedqssl run --out {folder}")
     from fedqssl.config import load_config
-    from fedqssl.engines.context import build_context
     from fedqssl.evaluation import extract_features
+    from fedqssl.federated.context import build_simulation
     from fedqssl.lowbit import load_bytes
     from fedqssl.models.network import feature_extractor
 
-    context = build_context(load_config(folder / "config.toml"))
+    context = build_simulation(load_config(folder / "config.toml"))
     found = {}
     for name in sorted(context.partition.clients):
         path = folder / "clients" / name / "model.fqssl"

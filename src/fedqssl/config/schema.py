@@ -91,6 +91,14 @@ class ServerConfig(_Section):
     """Low-bit fine-tuning epochs of the aggregated model, once per bitwidth."""
     lr: MaybePositive = None
     """Learning rate on the server; by default the clients'."""
+    optimizer: Literal["none", "momentum", "adam"] = "none"
+    """What the server does with the aggregate: takes it, or steps towards it with momentum or Adam (Reddi et al. 2021)."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of ``server.optimizer``: beta of momentum, beta1 of Adam."""
+    optimizer_lr: MaybePositive = None
+    """Of ``server.optimizer``: its step size; by default 1 for momentum and 0.01 for Adam."""
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Moving average of the aggregate over rounds: the share of itself that it keeps in a round; 0 is none."""
 
 
 class AggregationConfig(_Section):

@@ -14,7 +14,8 @@ from fedqssl.deploy.store import Store, round_key
 from fedqssl.device.pictures import with_channels
 from fedqssl.engines.flower.wire import Capabilities, Request
 from fedqssl.federated.client import ClientMetrics
-from fedqssl.federated.order import Member, carry_out
+from fedqssl.federated.job import ClientData
+from fedqssl.federated.perform import perform
 
 
 class LocalRole:
@@ -42,26 +43,26 @@ class LocalRole:
 
     def train(self, request: Request, payload: bytes) -> tuple[bytes, ClientMetrics]:
         """A round; one that was done before is answered with the same bytes."""
-        order = request.read_order(trust=self.trust)
+        job = request.job(trust=self.trust)
         names = list(request.class_names or ())
         key = round_key(request.run, self.name, self.bits, len(self.held), request.order, names, payload)
         known = self.store.recall(key)
         if known is not None:
-            self.events.note("round repeated", round=order.round_number + 1)
+            self.events.note("round repeated", round=job.round_number + 1)
             return known
-        channels = order.task.in_channels
-        labels = self._labels(self.held, request.class_names) if order.task.supervised else None
-        member = Member(self.name, self.bits, with_channels(self.held.images, channels), labels)
-        sent, metrics = carry_out(order, payload, member)
+        channels = job.task.in_channels
+        labels = self._labels(self.held, request.class_names) if job.task.supervised else None
+        data = ClientData(self.name, self.bits, with_channels(self.held.images, channels), labels)
+        sent, metrics = perform(job, payload, data)
         self.store.keep(key, payload, sent, metrics)
         self.events.note(
-            "round done", round=order.round_number + 1, received=len(payload), sent=len(sent), seconds=metrics.seconds
+            "round done", round=job.round_number + 1, received=len(payload), sent=len(sent), seconds=metrics.seconds
         )
         return sent, metrics
 
     def evaluate(self, request: Request, payload: bytes) -> float | None:
         """Keep the final model and, with labels, a device file with a classifier; its accuracy on the held-out images."""
-        task = request.read_order(trust=self.trust).task
+        task = request.job(trust=self.trust).task
         self.store.own("model.fqssl", payload)
         self.events.note("final model", bytes=len(payload))
         if self.held.labels is None or self.tested.labels is None:

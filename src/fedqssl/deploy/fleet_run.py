@@ -16,15 +16,15 @@ from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, read_json, write_json
 from fedqssl.deploy.keys import public_keys
 from fedqssl.deploy.roster import Roster, ServerImages, first_model, read_roster, refusal, roster_json
-from fedqssl.engines.context import Context
 from fedqssl.engines.flower.engine import FlowerEngine
 from fedqssl.engines.flower.exchange import Exchange
+from fedqssl.federated.context import Context
 from fedqssl.runs.describe import describe_data
 from fedqssl.runs.folder import Checkpoint, RunFolder
-from fedqssl.runs.lifecycle import Logged, environment, play_to_end
+from fedqssl.runs.lifecycle import Logged, environment, play_to_end, pool_of
 from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import RunResult
-from fedqssl.runs.round import first_checkpoint, learning_rate
+from fedqssl.runs.round import first_checkpoint, server_learning_rate
 
 POLL = 0.5
 ANSWER = 60.0
@@ -71,24 +71,23 @@ class FleetRun:
         before = dict(self.roster)
         run = self._identity()
         engine = FlowerEngine(images.context(self.config, self.roster), run, self.exchange, shown.tick)
-        engine.workers = self.config.workers
         self._wait(engine, progress, before)
         done = self.folder.latest()
         if done is not None and done.rounds_done >= self.config.rounds:  # too late to join
             self.roster = {name: told for name, told in self.roster.items() if name in done.payloads}
-        context = engine.context = images.context(self.config, self.roster)
+        context = images.context(self.config, self.roster)
         if known:
             self._write_members(context)  # a server that was killed may have written a part of them
         else:
             self._create(context)
-        with self.folder.locked(), engine:
+        with self.folder.locked(), pool_of(context, shown, self.config.workers) as pool:
             checkpoint = self.folder.latest() or first_checkpoint(context)
 
             def arrivals(context: Context, checkpoint: Checkpoint) -> tuple[Context, Checkpoint]:
                 self._wait(engine, progress)
                 new = [name for name in self.roster if name not in checkpoint.payloads]
                 if new:
-                    context = engine.context = images.context(self.config, self.roster)
+                    context = images.context(self.config, self.roster)
                     checkpoint = self._welcome(context, checkpoint, new, progress)
                 self.round, self.totals = checkpoint.rounds_done, vars(checkpoint.totals)
                 self._status("running")
@@ -101,7 +100,7 @@ class FleetRun:
                     self.events.note("final model not delivered", client=name, why=why)
                 return found
 
-            return play_to_end(context, engine, self.folder, checkpoint, progress, arrivals, accuracies)
+            return play_to_end(context, engine, pool, self.folder, checkpoint, progress, arrivals, accuracies)
 
     def _identity(self) -> str:
         """The run's own number, by which clients recognise a round that is repeated."""
@@ -126,17 +125,17 @@ class FleetRun:
         self._write_members(context)
 
     def _write_members(self, context: Context) -> None:
-        self.folder.write("partition.json", json.dumps(context.partition.to_json()) + "\n")
+        self.folder.write("partition.json", json.dumps(context.partition_json()) + "\n")
         self.folder.write("data.json", json.dumps(describe_data(context)) + "\n")
         write_json(self.folder.path / "roster.json", roster_json(self.roster))
         self.folder.write("config.toml", to_toml(context.config))
 
     def _welcome(self, context: Context, checkpoint: Checkpoint, new: list[str], progress: Progress) -> Checkpoint:
-        lr = learning_rate(self.config, min(checkpoint.rounds_done, self.config.rounds - 1))
+        lr = server_learning_rate(self.config, min(checkpoint.rounds_done, self.config.rounds - 1))
         payloads = dict(checkpoint.payloads)
         for name in new:
             progress.say(f"{name} joins with {self.roster[name].bits} bits and {self.roster[name].samples} images")
-            payloads[name] = first_model(context, checkpoint, self.roster[name].bits, self.config.server.lr or lr)
+            payloads[name] = first_model(context, checkpoint, self.roster[name].bits, lr)
         self._write_members(context)
         return replace(checkpoint, payloads=payloads)
 

@@ -12,12 +12,11 @@ from fedqssl import __version__
 from fedqssl.config import RunConfig
 from fedqssl.config.schema import parse_bits
 from fedqssl.data.images import ImageSet
-from fedqssl.data.partition import ClientSplit, Partition
 from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.fleet import FleetError, ServerData
 from fedqssl.device.pictures import with_channels
-from fedqssl.engines.context import Context, class_count, make_task
 from fedqssl.engines.flower.wire import Capabilities, plain
+from fedqssl.federated.context import Context, FleetContext, class_count, make_task
 from fedqssl.federated.server import requantize
 from fedqssl.federated.state import read_payload
 from fedqssl.lowbit import to_bytes
@@ -26,7 +25,7 @@ from fedqssl.runs.folder import Checkpoint
 MIN_IMAGES = 2
 """A contrastive batch needs two."""
 MAX_IMAGES = 10**7
-"""The server makes lists of as many numbers as a client says that it has images."""
+"""More than any client has: a larger number is a mistake or a lie."""
 Roster = dict[str, Capabilities]
 
 
@@ -86,7 +85,7 @@ class ServerImages:
     def _like_the_buffer(self, part: ImageSet) -> ImageSet:
         return replace(part, images=with_channels(part.images, self.public.shape[1]))
 
-    def context(self, config: RunConfig, roster: Mapping[str, Capabilities]) -> Context:
+    def context(self, config: RunConfig, roster: Mapping[str, Capabilities]) -> FleetContext:
         """The run's context with these clients."""
         names = sorted(roster)
         bits = {n: roster[n].bits for n in names}
@@ -96,9 +95,8 @@ class ServerImages:
             raise FleetError(
                 f"{config.algorithm} trains with labels; give the server --eval, so that classes have numbers"
             )
-        splits = {n: ClientSplit(torch.arange(roster[n].samples), torch.arange(roster[n].test_samples)) for n in names}
-        partition = Partition(torch.arange(len(self.public)), splits)
-        return Context(config, task, self.train, self.test, partition, bits, self.public)
+        samples = {n: (roster[n].samples, roster[n].test_samples) for n in names}
+        return FleetContext(config, task, bits, self.train, self.test, self.public, samples)
 
 
 def _both(spec: str, data: ServerData) -> list[ImageSet]:

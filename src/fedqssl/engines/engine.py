@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import Protocol
 
-from fedqssl.federated.algorithms.base import ServerOperators
 from fedqssl.federated.client import ClientMetrics
+from fedqssl.federated.job import Job
 
-Key = TypeVar("Key")
+Replies = dict[str, tuple[bytes, ClientMetrics]]
+"""Uploads and metrics by client."""
 
 
-class Engine(ServerOperators, Protocol):
-    """Moves bytes between the two roles and runs the server's operators; no algorithm inside."""
+class Engine(Protocol):
+    """Carries a round's models to the clients and their replies back; no algorithm inside."""
 
-    def train_clients(
-        self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, return_model: bool = False
-    ) -> tuple[dict[str, tuple[bytes, ClientMetrics]], dict[str, str]]:
-        """Replies of the clients that got a payload, and reasons of those that failed.
-
-        ``return_model``: replies are models, also where the algorithm sends something else.
-        """
-
-    def server_round(self, round_number: int, lr: float, server_lr: float, aggregated: bytes | None) -> None:
-        """Set the round, the learning rate and the model before it, for the server's operators."""
-
-    def evaluate(self, judge: Callable[..., float], jobs: Mapping[Key, tuple[Any, ...]]) -> dict[Key, float]:
-        """``judge(context, *arguments)`` of every job, wherever there is room; a module's function, long jobs first."""
+    def train_clients(self, payloads: Mapping[str, bytes], job: Job) -> tuple[Replies, dict[str, str]]:
+        """Replies of the clients that got a payload, and the reasons of those that failed."""
         ...
 
-    def peak_memory(self) -> int:
-        """Largest resident size so far of a process of the server's."""
-        ...
+
+__all__ = ["Engine", "Replies"]

@@ -1,75 +1,96 @@
-"""Decoded images for worker processes: one copy on this machine, mapped by all of them.
+"""Images for worker processes: one copy on this machine, mapped by all of them.
 
-A worker would otherwise read and decode the data set again: minutes for large ones, and its memory once more.
+A worker would otherwise read and decode the data set again: minutes for large ones, and its memory once more. Anything can be
+shared: large image tensors inside it go to one temporary file, the rest is pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
+import pickle
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedqssl.data.images import ImageSet
-from fedqssl.engines.context import Context
+LARGE = 1 << 16
+"""Bytes from which a tensor of images goes to the file."""
 
 
-@dataclass(frozen=True, eq=False)
-class Attachment:
-    """What a worker gets: the context without its images, and where they are mapped from."""
+@dataclass(frozen=True)
+class Shared:
+    """What a worker gets: a pickled object, and where its image tensors are mapped from."""
 
-    context: Context
+    pickled: bytes
     path: str
-    train: tuple[int, ...]
-    test: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
-    def open(self) -> Context:
-        """The context with the shared images."""
-        train = self._mapped(self.context.train, self.train, 0)
-        test = self._mapped(self.context.test, self.test, math.prod(self.train))
-        return replace(self.context, train=train, test=test)
+    def open(self) -> Any:
+        """The object, with its images mapped; writing to them changes this process's copy only."""
+        unpickler = pickle.Unpickler(io.BytesIO(self.pickled))
+        starts = np.cumsum([0, *map(math.prod, self.shapes)]).tolist()
 
-    def _mapped(self, described: ImageSet, shape: tuple[int, ...], offset: int) -> ImageSet:
-        """A set with its images, which begin at this byte of the file."""
-        images = torch.empty(shape, dtype=torch.uint8)
-        if math.prod(shape):  # nothing cannot be mapped
-            images = torch.from_numpy(np.memmap(self.path, dtype=np.uint8, mode="c", offset=offset, shape=shape))
-        return ImageSet(images, described.labels, described.class_names)
+        def mapped(place: int) -> Tensor:
+            images = np.memmap(self.path, np.uint8, mode="c", offset=starts[place], shape=self.shapes[place])
+            return torch.from_numpy(images)
+
+        unpickler.persistent_load = mapped  # type: ignore[method-assign]
+        return unpickler.load()
+
+
+class _Pickler(pickle.Pickler):
+    """Sets large image tensors aside."""
+
+    def __init__(self, out: io.BytesIO) -> None:
+        super().__init__(out)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        """The place of a large image tensor in the file; None for everything else, which is pickled."""
+        if not (isinstance(value, Tensor) and value.dtype is torch.uint8 and value.numel() >= LARGE):
+            return None
+        known = [i for i, tensor in enumerate(self.tensors) if tensor is value]
+        if not known:
+            self.tensors.append(value)
+        return known[0] if known else len(self.tensors) - 1
 
 
 class SharedImages:
-    """A context's images in a temporary file, training set first, for as long as this is open."""
+    """An object whose images are in a temporary file for as long as this is open."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    def __init__(self, value: Any) -> None:
+        self.value = value
         handle, name = tempfile.mkstemp(prefix="fedqssl-", suffix=".images")
         self.handle, self.path = handle, Path(name)
 
-    def __enter__(self) -> Attachment:
-        train, test = self.context.train, self.context.test
+    def __enter__(self) -> Shared:
         path = str(self.path)
         if sys.platform == "linux":  # no name is needed there, so that a killed run leaves no file behind
             path = f"/proc/{os.getpid()}/fd/{self.handle}"
             self.path.unlink()
+        out = io.BytesIO()
+        pickler = _Pickler(out)
+        pickler.dump(self.value)
         try:
             with os.fdopen(os.dup(self.handle), "wb") as file:
-                for part in (train, test):
-                    file.write(part.images.contiguous().numpy().data)
+                for images in pickler.tensors:
+                    file.write(images.contiguous().numpy().data)
         except OSError as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise OSError(
                 f"the images for the workers cannot be written to {tempfile.gettempdir()} ({error.strerror or error}): "
                 "make room there, set TMPDIR to another folder, or workers = 1 in config.toml"
             ) from error
-        slim = replace(self.context, train=_without_images(train), test=_without_images(test))
-        return Attachment(slim, path, tuple(train.images.shape), tuple(test.images.shape))
+        return Shared(out.getvalue(), path, tuple(tuple(images.shape) for images in pickler.tensors))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -79,13 +100,4 @@ class SharedImages:
             self.path.unlink()
 
 
-def _without_images(part: ImageSet) -> ImageSet:
-    # New, since a slice of nothing would take all images along.
-    return _Labelled(part.images.new_empty((0, *part.images.shape[1:])), part.labels, part.class_names)
-
-
-class _Labelled(ImageSet):
-    """Labels on their way to a worker, where the images join them again."""
-
-    def __post_init__(self) -> None:
-        """Nothing to check: the whole was checked when it was read."""
+__all__ = ["Shared", "SharedImages"]

@@ -86,6 +86,12 @@ def state_of(model: nn.Module, local: Callable[[str], bool] | Iterable[str] = ()
 
 
 _RANGES = (".low", ".high")
+_MEASURED = (".running_mean", ".running_var", *_RANGES)
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a tensor is measured rather than optimised: batch-norm statistics and activation ranges."""
+    return name.endswith(_MEASURED)
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -20,8 +20,8 @@ from fedqssl.data.images import ImageSet
 from fedqssl.data.registry import load_dataset
 from fedqssl.device.model import extractor_of
 from fedqssl.device.pictures import with_channels
-from fedqssl.engines.context import Context, build_context, class_count
 from fedqssl.evaluation import extract_features
+from fedqssl.federated.context import Simulation, build_simulation, class_count
 from fedqssl.lowbit import load_bytes
 from fedqssl.runs import RunFolder, RunResult
 from fedqssl.runs.folder import RunError, write_atomically
@@ -60,10 +60,10 @@ class FinishedRun:
         return cls(folder, load_config(path / "config.toml"), RunResult.read(path))
 
     @cached_property
-    def context(self) -> Context:
+    def context(self) -> Simulation:
         """The run's data and partition, built anew and compared with what the run noted."""
-        context = build_context(self.config)
-        if self.folder.read_json("partition.json") != json.loads(json.dumps(context.partition.to_json())):
+        context = build_simulation(self.config)
+        if self.folder.read_json("partition.json") != json.loads(json.dumps(context.partition_json())):
             raise RunError(f"the data behind {self.folder.path} have changed: put back what was there, or use --data")
         return context
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedqssl.data.partition import label_counts
-from fedqssl.engines.context import Context
+from fedqssl.federated.context import Context
 
 
 def describe_data(context: Context) -> dict[str, Any]:
     """Shape of an image, class names (None if unknown), and images of each class by client (None without labels)."""
-    names, labels = context.train.class_names, context.labels
+    names = context.train.class_names
     return {
         "image": list(context.buffer().shape[1:]),
         "classes": context.task.classes,
         "class_names": None if names is None else list(names),
-        "labels": None if labels is None else label_counts(context.partition, labels),
+        "labels": context.label_counts(),
     }
 
 

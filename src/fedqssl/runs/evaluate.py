@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
-from fedqssl.engines.context import Context
-from fedqssl.engines.engine import Engine
+from fedqssl.engines.pool import Pool
 from fedqssl.evaluation import extract_features, knn_accuracy, linear_probe
 from fedqssl.evaluation.collapse import Collapse, collapse_signals
 from fedqssl.evaluation.local import fit_lowbit_classifier
+from fedqssl.federated.context import Context, Simulation
 from fedqssl.federated.randomness import derived_seed, generator
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import load_bytes
@@ -95,7 +95,7 @@ def global_accuracy(context: Context, bits: int, payload: bytes) -> float:
     return _classified(model, context.test.images, context.test.labels)
 
 
-def client_accuracy(context: Context, name: str, payload: bytes) -> float:
+def client_accuracy(context: Simulation, name: str, payload: bytes) -> float:
     """Of a client in its own bits, tested on its own held-out images.
 
     Self-supervised: an s-bit classifier on the client's frozen s-bit extractor. Supervised: the model as it is given here.
@@ -106,23 +106,28 @@ def client_accuracy(context: Context, name: str, payload: bytes) -> float:
     return own_accuracy(context.task, name, context.bits[name], payload, train, test)
 
 
-def judge(context: Context, which: Which, name: str, payload: bytes) -> float:
-    """One accuracy of a run: a job for any process that has the images; the aggregated model has no name."""
-    if which == "local":
-        return client_accuracy(context, name, payload)
-    return global_accuracy(context, context.bits[name] if name else 32, payload)
+def _accuracy(context: Context, which: Which, name: str, bits: int, payload: bytes) -> float:
+    """One accuracy of a run: a job for any process that has the images."""
+    if which == "global":
+        return global_accuracy(context, bits, payload)
+    assert isinstance(context, Simulation)
+    return client_accuracy(context, name, payload)
 
 
 def evaluate(
-    context: Context, engine: Engine, models: Mapping[str, bytes], own: Mapping[str, bytes]
+    context: Context, pool: Pool[Any], models: Mapping[str, bytes], own: Mapping[str, bytes]
 ) -> tuple[float | None, dict[str, float]]:
-    """Global accuracy, the mean over ``models``, and the local one of each client's ``own``; nothing without labels."""
+    """Global accuracy, the mean over ``models``, and the local one of each client's ``own``; nothing without labels.
+
+    Models are named after their clients; the aggregated one has no name.
+    """
     if not has_labels(context):
         return None, {}
-    size = {n: len(context.partition.clients[n].train) for n in own}
+    size = context.sizes
     jobs: dict[tuple[Which, str], bytes] = {("global", n): models[n] for n in sorted(models)}
     jobs |= {("local", n): own[n] for n in sorted(own, key=lambda n: (-size[n], n))}
-    found = engine.evaluate(judge, {key: (*key, payload) for key, payload in jobs.items()})
+    bits = {**context.bits, "": 32}
+    found = pool.run("evaluation", _accuracy, {key: (*key, bits[key[1]], data) for key, data in jobs.items()})
     shares = [found["global", n] for n in sorted(models)]
     return sum(shares) / len(shares), {n: found["local", n] for n in sorted(own)}
 

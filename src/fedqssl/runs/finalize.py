@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from fedqssl.config import protocol
-from fedqssl.engines.context import Context
 from fedqssl.engines.engine import Engine
+from fedqssl.engines.pool import Pool
+from fedqssl.federated.context import Context
 from fedqssl.runs.evaluate import evaluate, has_labels
 from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
 from fedqssl.runs.plots import draw
@@ -18,15 +20,16 @@ Accuracies = Callable[[Context, Mapping[str, bytes]], dict[str, float]]
 """Of each client's own model on its own held-out images, where that can be measured."""
 
 
-def finish(
+def finalize(
     context: Context,
     engine: Engine,
+    pool: Pool[Any],
     folder: RunFolder,
     checkpoint: Checkpoint,
     progress: Progress,
     accuracies: Accuracies | None = None,
 ) -> RunResult:
-    """Evaluate, hand every client its model, write the result; ``accuracies`` judges the clients' own instead of the engine."""
+    """Evaluate, hand every client its model, write the result; ``accuracies`` judges the clients' own instead of the pool."""
     config = context.config
     progress.say(
         "evaluating" if has_labels(context) else "these data have no labels, so there is no accuracy to measure"
@@ -34,12 +37,12 @@ def finish(
     own = checkpoint.payloads
     if context.task.supervised:  # section 8: the client's own model after local training
         rate = learning_rate(config, config.rounds - 1)
-        replies, failed = engine.train_clients(own, config.rounds, rate, return_model=True)
+        replies, failed = engine.train_clients(own, context.job(config.rounds, rate, return_model=True))
         for name, why in sorted(failed.items()):
             progress.say(f"warning: {name} was not trained on its own images at the end: {why}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
     models = checkpoint.payloads if checkpoint.aggregated is None else {"": checkpoint.aggregated}
-    total, local = evaluate(context, engine, models, own if accuracies is None else {})
+    total, local = evaluate(context, pool, models, own if accuracies is None else {})
     if accuracies is not None:
         local = accuracies(context, own)
     clients = {name: _hand_out(context, folder, checkpoint, name, local.get(name)) for name in sorted(context.bits)}
@@ -57,7 +60,7 @@ def finish(
         bytes_down=sum(c.bytes_down for c in clients.values()),
         client_seconds=checkpoint.totals.client_seconds,
         server_seconds=checkpoint.totals.server_seconds,
-        peak_memory_bytes=engine.peak_memory(),
+        peak_memory_bytes=pool.peak_memory(),
         protocol=protocol(config),
     )
     figures = draw(context, folder)
@@ -76,9 +79,8 @@ def _hand_out(
     home.mkdir(parents=True, exist_ok=True)
     payload, totals = checkpoint.payloads[name], checkpoint.totals
     write_atomically(home / "model.fqssl", payload)
-    images = len(context.partition.clients[name].train)
     received = totals.down.get(name, 0) + (len(payload) if context.algorithm.federates else 0)
-    return ClientResult(context.bits[name], images, accuracy, totals.up.get(name, 0), received)
+    return ClientResult(context.bits[name], context.sizes[name], accuracy, totals.up.get(name, 0), received)
 
 
 def summary(result: RunResult, figures: list[str]) -> str:

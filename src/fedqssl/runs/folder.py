@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from fedqssl.federated.server_state import ServerState, state_from_bytes, state_to_bytes
 from fedqssl.files import finite, write_atomically
 
 KEEP = 2
 """Checkpoints kept: the newest, and one before it."""
+SERVER_STATE = "server-state.fqssl"
 UNSTARTED = {"checkpoints", "environment.json", "partition.json", "data.json", "config.toml"}
 """What is written when a run starts, config.toml last: a run that was stopped before that has nothing to lose."""
 
@@ -48,12 +50,21 @@ class Totals:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on: rounds done, the next payload by client, the aggregated model (if any), totals."""
+    """All that a run needs to continue.
+
+    Args:
+        rounds_done: rounds behind it.
+        payloads: the next model by client.
+        aggregated: the aggregated model, if there is one.
+        totals: bytes and seconds so far.
+        server_state: what the server remembers between rounds.
+    """
 
     rounds_done: int
     payloads: dict[str, bytes]
     aggregated: bytes | None
     totals: Totals
+    server_state: ServerState = field(default_factory=dict)
 
 
 class RunFolder:
@@ -139,15 +150,21 @@ class RunFolder:
 
     @staticmethod
     def _fill(partial: Path, checkpoint: Checkpoint) -> None:
-        names = {data: f"model-{hashlib.sha256(data).hexdigest()[:16]}.fqssl" for data in checkpoint.payloads.values()}
-        files = {name: data for data, name in names.items()}
-        if checkpoint.aggregated is not None:
-            files["aggregated.fqssl"] = checkpoint.aggregated
+        digests = {data: hashlib.sha256(data).hexdigest() for data in set(checkpoint.payloads.values())}
+        names = {data: f"model-{digest[:16]}.fqssl" for data, digest in digests.items()}
+        files = {name: data for data, name in sorted(names.items(), key=lambda item: item[1])}
+        sha256 = {names[data]: digest for data, digest in digests.items()}
+        for name, extra in (
+            ("aggregated.fqssl", checkpoint.aggregated),
+            (SERVER_STATE, state_to_bytes(checkpoint.server_state) if checkpoint.server_state else None),
+        ):
+            if extra is not None:
+                files[name], sha256[name] = extra, hashlib.sha256(extra).hexdigest()
         state = {
             "rounds_done": checkpoint.rounds_done,
             "totals": asdict(checkpoint.totals),
             "models": {client: names[data] for client, data in checkpoint.payloads.items()},
-            "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+            "sha256": sha256,
         }
         for name, data in files.items():
             write_atomically(partial / name, data)
@@ -177,7 +194,8 @@ class RunFolder:
         for name, digest in state["sha256"].items():
             if hashlib.sha256(files[name]).hexdigest() != digest:
                 raise RunError(f"{folder / name} was changed; delete {folder} to go on from the checkpoint before")
-        return Checkpoint(state["rounds_done"], payloads, files.get("aggregated.fqssl"), totals)
+        remembered = state_from_bytes(files[SERVER_STATE]) if SERVER_STATE in files else {}
+        return Checkpoint(state["rounds_done"], payloads, files.get("aggregated.fqssl"), totals, remembered)
 
     def log(self, line: str) -> None:
         """Add a line with the time to ``log.txt``; a log that cannot be written stops nothing."""

@@ -8,8 +8,9 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,25 +19,26 @@ from fedqssl.config import RunConfig, load_config, protocol, to_toml
 from fedqssl.config.keys import nearest
 from fedqssl.cost.planner import with_device_bits
 from fedqssl.data.images import DataWarning
-from fedqssl.engines.context import Context, build_context
 from fedqssl.engines.engine import Engine
 from fedqssl.engines.flower import check_flower, flower_simulation
 from fedqssl.engines.in_process import InProcess
-from fedqssl.engines.server_side import Tick
+from fedqssl.engines.pool import Pool
 from fedqssl.evaluation.collapse import Collapse
-from fedqssl.federated.algorithms import ALGORITHMS
+from fedqssl.federated.algorithms import get_algorithm
+from fedqssl.federated.context import Context, FleetContext, Simulation, build_simulation
+from fedqssl.federated.optimizers import configured_server
 from fedqssl.files import absolute
 from fedqssl.quant import kernels
 from fedqssl.runs.describe import describe_data
-from fedqssl.runs.finalize import Accuracies, finish
+from fedqssl.runs.finalize import Accuracies, finalize
 from fedqssl.runs.folder import Checkpoint, RunError, RunFolder
 from fedqssl.runs.progress import Progress, Say, round_line
 from fedqssl.runs.result import RunResult
-from fedqssl.runs.round import first_checkpoint, play
+from fedqssl.runs.round import first_checkpoint, play_round
 from fedqssl.runs.tracking import check_tracking, tracking
 
-ENGINES: dict[str, Callable[[Context, Tick], AbstractContextManager[Engine]]] = {
-    "in_process": InProcess,
+ENGINES: dict[str, Callable[[Pool[Simulation]], AbstractContextManager[Engine]]] = {
+    "in_process": lambda pool: nullcontext(InProcess(pool)),
     "flower-sim": flower_simulation,
 }
 """By name; ``fedqssl deploy`` has one more, ``flower``, which no other command can start."""
@@ -50,7 +52,7 @@ def start(
     """Run a configuration in a new folder; ``progress`` shows more than the lines that go to ``say``."""
     _check(config)
     RunFolder.check_new(out, overwrite)
-    algorithm = ALGORITHMS[config.algorithm]
+    algorithm = get_algorithm(config.algorithm)
     config = with_device_bits(config, algorithm.objective, upload=algorithm.upload)
     config = config.model_copy(update={"data": absolute(config.data)})  # so that it can be resumed from anywhere
     progress = progress or Progress(say)
@@ -63,7 +65,7 @@ def start(
     try:
         folder = RunFolder.create(out, overwrite)
         folder.write("environment.json", json.dumps(environment(context), indent=1) + "\n")
-        folder.write("partition.json", json.dumps(context.partition.to_json()) + "\n")
+        folder.write("partition.json", json.dumps(context.partition_json()) + "\n")
         folder.write("data.json", json.dumps(describe_data(context)) + "\n")
         folder.write("config.toml", to_toml(config))  # last: what has a config.toml can be resumed
     except OSError as error:
@@ -73,11 +75,11 @@ def start(
     return run_to_end(context, folder, progress)
 
 
-def _loaded(config: RunConfig, progress: Progress) -> tuple[Context, list[str]]:
+def _loaded(config: RunConfig, progress: Progress) -> tuple[Simulation, list[str]]:
     """The images, with a bar for downloads; and what was said of pictures that were left out."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DataWarning)
-        context = build_context(config, lambda done, total: progress.tick("download (bytes)", done, total or 0))
+        context = build_simulation(config, lambda done, total: progress.tick("download (bytes)", done, total or 0))
     lines = [f"warning: {found.message}" for found in caught]
     for line in lines:
         progress.say(line)
@@ -102,9 +104,10 @@ def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) 
 def _check(config: RunConfig) -> None:
     if config.engine == "flower":
         raise RunError("a run on real machines is started and continued with fedqssl deploy start")
-    for kind, name, known in (("algorithm", config.algorithm, [*ALGORITHMS]), ("engine", config.engine, [*ENGINES])):
-        if name not in known:
-            raise RunError(f"unknown {kind} {name!r}{nearest(name, known)} ({kind}s: {', '.join(known)})")
+    configured_server(get_algorithm(config.algorithm), config)
+    if config.engine not in ENGINES:
+        name, known = config.engine, ", ".join(ENGINES)
+        raise RunError(f"unknown engine {name!r}{nearest(name, ENGINES)} (engines: {known})")
     if config.engine == "flower-sim":
         check_flower()
     check_tracking(config.track)
@@ -128,7 +131,7 @@ def settings_digest(config: RunConfig) -> str:
 
 def _check_same_data(context: Context, folder: RunFolder) -> None:
     """Going on with other images would give a run that never was."""
-    same = folder.read_json("partition.json") == json.loads(json.dumps(context.partition.to_json()))
+    same = folder.read_json("partition.json") == json.loads(json.dumps(context.partition_json()))
     environment = folder.read_json("environment.json")
     noted = environment.get("images_sha256") if isinstance(environment, dict) else None
     if not same or noted not in (None, _images_digest(context)):
@@ -138,8 +141,8 @@ def _check_same_data(context: Context, folder: RunFolder) -> None:
 def _images_digest(context: Context) -> str:
     """Of all pixels and labels."""
     digest = hashlib.sha256()
-    sets = (context.train.images, context.train.labels, context.test.images, context.test.labels, context.public)
-    for tensor in sets:
+    public = context.public if isinstance(context, FleetContext) else None
+    for tensor in (context.train.images, context.train.labels, context.test.images, context.test.labels, public):
         if tensor is not None:
             digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
@@ -172,7 +175,7 @@ class Logged(Progress):
         super().say(line)
 
 
-def run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunResult:
+def run_to_end(context: Simulation, folder: RunFolder, progress: Progress) -> RunResult:
     """All rounds that are left, then the evaluation; Ctrl-C and kill lose at most the round in flight."""
     try:
         with folder.locked():
@@ -181,10 +184,20 @@ def run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunRe
         raise RunError(f"{error}; when that is solved, go on with --resume {folder.path}") from error
 
 
-def _run_to_end(context: Context, folder: RunFolder, progress: Progress) -> RunResult:
+def _run_to_end(context: Simulation, folder: RunFolder, progress: Progress) -> RunResult:
     checkpoint = folder.latest() or first_checkpoint(context)
-    with ENGINES[context.config.engine](context, progress.tick) as engine:
-        return play_to_end(context, engine, folder, checkpoint, progress)
+    with pool_of(context, progress) as pool, ENGINES[context.config.engine](pool) as engine:
+        return play_to_end(context, engine, pool, folder, checkpoint, progress)
+
+
+C = TypeVar("C", bound=Context)
+
+
+def pool_of(context: C, progress: Progress, clients: int | None = None) -> Pool[C]:
+    """The worker processes of a run: no more than there are clients."""
+    config = context.config
+    workers = min(config.workers, max(len(context.bits) if clients is None else clients, 1))
+    return Pool(context, workers, config.threads, progress.tick)
 
 
 def _nobody_new(context: Context, checkpoint: Checkpoint) -> tuple[Context, Checkpoint]:
@@ -194,6 +207,7 @@ def _nobody_new(context: Context, checkpoint: Checkpoint) -> tuple[Context, Chec
 def play_to_end(
     context: Context,
     engine: Engine,
+    pool: Pool[Any],
     folder: RunFolder,
     checkpoint: Checkpoint,
     progress: Progress,
@@ -203,7 +217,7 @@ def play_to_end(
     """The rounds after a checkpoint, each with a checkpoint of its own, then the evaluation.
 
     ``arrivals`` is asked before each round for clients that are new; ``accuracies`` judges the clients' own models,
-    where the engine's processes cannot.
+    where the pool's processes cannot.
     """
     config = context.config
     folder.cut_metrics(checkpoint.rounds_done)
@@ -214,14 +228,14 @@ def play_to_end(
         for round_number in range(first, config.rounds):
             progress.round(round_number + 1, config.rounds)
             context, checkpoint = arrivals(context, checkpoint)
-            checkpoint, line = play(context, engine, checkpoint, round_number)
+            checkpoint, line = play_round(context, engine, pool, checkpoint, round_number)
             folder.append_metrics(line)
             folder.save(checkpoint)
             left = (time.monotonic() - began) / (round_number + 1 - first) * (config.rounds - round_number - 1)
             progress.say(round_line(line, config.rounds, left))
             _warn(line, progress)
             tracker.round(line)
-        result = finish(context, engine, folder, checkpoint, progress, accuracies)
+        result = finalize(context, engine, pool, folder, checkpoint, progress, accuracies)
         tracker.result(result)
         return result
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fedqssl.data.partition import label_counts
-from fedqssl.engines.context import Context
+from fedqssl.federated.context import Context
 from fedqssl.runs.folder import RunFolder
 
 
@@ -55,10 +54,9 @@ def _curves(pyplot: Any, folder: RunFolder) -> str:
 
 def _partition(pyplot: Any, context: Context, folder: RunFolder) -> list[str]:
     """How many training images of each class every client holds."""
-    labels = context.labels
-    if labels is None:
+    counts = context.label_counts()
+    if counts is None:
         return _sizes(pyplot, context, folder)
-    counts = label_counts(context.partition, labels)
     names = sorted(counts)
     classes = context.train.class_names or tuple(map(str, range(len(counts[names[0]]["train"]))))
     table = [counts[n]["train"] for n in names]
@@ -75,7 +73,7 @@ def _sizes(pyplot: Any, context: Context, folder: RunFolder) -> list[str]:
     """Without labels: how many training images every client holds."""
     names = sorted(context.bits)
     figure, axis = pyplot.subplots(figsize=(6, 1.5 + 0.32 * len(names)), layout="constrained")
-    axis.barh(range(len(names)), [len(context.partition.clients[n].train) for n in names])
+    axis.barh(range(len(names)), [context.sizes[n] for n in names])
     axis.set_yticks(range(len(names)), [f"{n} ({context.bits[n]} bits)" for n in names])
     axis.invert_yaxis()
     axis.set_title("Training images by client (they have no labels)")

@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from fedqssl.config import RunConfig
-from fedqssl.engines.context import Context
-from fedqssl.engines.engine import Engine
+from fedqssl.engines.engine import Engine, Replies
+from fedqssl.engines.pool import Pool
 from fedqssl.federated.algorithms import Arrived, Round
-from fedqssl.federated.client import ClientMetrics
+from fedqssl.federated.context import Context
+from fedqssl.federated.optimizers import configured_server
 from fedqssl.federated.randomness import generator
-from fedqssl.federated.state import write_state
+from fedqssl.federated.server.operators import ServerOperators
+from fedqssl.federated.server_state import ServerState
+from fedqssl.federated.state import State, read_state, write_state
 from fedqssl.lowbit import ContainerError, NonFiniteError, to_bytes
 from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
 from fedqssl.runs.folder import Checkpoint, RunError, Totals
-
-Replies = Mapping[str, tuple[bytes, ClientMetrics]]
 
 
 def learning_rate(config: RunConfig, round_number: int) -> float:
@@ -32,6 +34,11 @@ def learning_rate(config: RunConfig, round_number: int) -> float:
     if config.lr_schedule == "step":
         return config.lr * 0.3 ** sum(done >= mark for mark in (0.3, 0.6, 0.9))
     return config.lr
+
+
+def server_learning_rate(config: RunConfig, round_number: int) -> float:
+    """The server's learning rate in a round: ``server.lr``, or the clients'."""
+    return learning_rate(config, round_number) if config.server.lr is None else config.server.lr
 
 
 def sampled(context: Context, round_number: int) -> list[str]:
@@ -46,48 +53,82 @@ def first_checkpoint(context: Context) -> Checkpoint:
     """One float initialisation, quantized to each bitwidth."""
     made = {b: to_bytes(context.task.converted(b)) for b in sorted(set(context.bits.values()))}
     payloads = {name: made[b] for name, b in context.bits.items()}
-    return Checkpoint(0, payloads, to_bytes(context.task.converted(32)), Totals())
+    full = context.task.converted(32)
+    return Checkpoint(0, payloads, to_bytes(full), Totals(), context.algorithm.init(read_state(full)))
 
 
-def play(context: Context, engine: Engine, before: Checkpoint, round_number: int) -> tuple[Checkpoint, dict[str, Any]]:
+def play_round(
+    context: Context, engine: Engine, pool: Pool[Any], before: Checkpoint, round_number: int
+) -> tuple[Checkpoint, dict[str, Any]]:
     """One round; the checkpoint after it and its line of metrics."""
     config, algorithm = context.config, context.algorithm
-    names = sampled(context, round_number)
-    lr = learning_rate(config, round_number)
+    names, lr = sampled(context, round_number), learning_rate(config, round_number)
     sent = {n: before.payloads[n] for n in names} if algorithm.has_clients else {}
     began = time.monotonic()
-    replies, failed = engine.train_clients(sent, round_number, lr)
+    replies, failed = engine.train_clients(sent, context.job(round_number, lr))
     server_began = time.monotonic()
     valid, rejected = _validated(context, replies)
     rejected |= failed
     _enough(context, round_number, len(valid), rejected)
-    server_lr = lr if config.server.lr is None else config.server.lr
-    engine.server_round(round_number, lr, server_lr, before.aggregated)
-    try:
-        after = algorithm.server(_arrived(context, names, valid), engine)
-    except NonFiniteError as error:
-        raise RunError(
-            f"round {round_number + 1}: the server's training diverged ({error}); lower server.lr"
-        ) from error
-    rejected |= after.rejected
-    _enough(context, round_number, len(valid) - len(after.rejected), rejected)
-    aggregated = None
-    if after.state is not None:
-        aggregated = context.task.converted(32)
-        write_state(aggregated, after.state)
-    spent = sum(m.seconds for _, m in replies.values()), time.monotonic() - server_began
+    operators = ServerOperators(
+        context, pool, round_number, lr, server_learning_rate(config, round_number), before.aggregated
+    )
+    after = _server_round(operators, before.server_state, _arrived(context, names, valid))
+    rejected |= after.round.rejected
+    _enough(context, round_number, len(valid) - len(after.round.rejected), rejected)
+    seconds = [metrics.seconds for _, metrics in replies.values()]
+    spent = sum(seconds), time.monotonic() - server_began
     received = {n: payload for n, (payload, _) in replies.items()}
     if not algorithm.federates:  # every client's model stays where it is
         sent, received = {}, {}
     totals = before.totals.plus(sent, received, *spent)
-    data = None if aggregated is None else to_bytes(aggregated)
-    checkpoint = Checkpoint(round_number + 1, {**before.payloads, **after.payloads}, data, totals)
-    line = _line(round_number + 1, lr, after, valid) | {"rejected": rejected}
+    payloads = {**before.payloads, **after.payloads}
+    checkpoint = Checkpoint(round_number + 1, payloads, after.aggregated, totals, after.state)
+    line = _line(round_number + 1, lr, after.round, valid) | {"rejected": rejected}
     line |= {"bytes_up": sum(map(len, received.values())), "bytes_down": sum(map(len, sent.values()))}
-    slowest = max((m.seconds for _, m in replies.values()), default=0.0)
     line |= {"client_seconds": spent[0], "server_seconds": spent[1]}
-    line |= {"slowest_client_seconds": slowest, "clients_wall_seconds": server_began - began}
-    return checkpoint, line | _monitors(context, aggregated, round_number + 1)
+    line |= {"slowest_client_seconds": max(seconds, default=0.0), "clients_wall_seconds": server_began - began}
+    return checkpoint, line | _monitors(context, after.served, round_number + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _After:
+    """What a round leaves behind: the server's state, the models that travel next, the one that is evaluated."""
+
+    round: Round
+    state: ServerState
+    payloads: Mapping[str, bytes]
+    aggregated: bytes | None
+    served: fx.GraphModule | None
+
+
+def _server_round(operators: ServerOperators, state: ServerState, arrived: Arrived) -> _After:
+    """The server's part: aggregate, then hand out; after the last round, what is served in place of the aggregate."""
+    context, round_number = operators.context, operators.round_number
+    assert isinstance(context, Context)
+    server = configured_server(context.algorithm, context.config)
+    try:
+        state, found = server(state, arrived, operators)
+        if found.aggregate is None:
+            return _After(found, state, found.payloads, None, None)
+        last = round_number + 1 == context.config.rounds
+        served = found.aggregate if found.served is None else found.served
+        w = served if last else found.aggregate
+        assert found.hand_out is not None, "an algorithm that aggregates says how it hands out"
+        payloads = found.hand_out(w)
+    except NonFiniteError as error:
+        raise RunError(
+            f"round {round_number + 1}: the server's training diverged ({error}); lower server.lr"
+        ) from error
+    model = _full_precision(context, served)
+    aggregated = to_bytes(model if w is served else _full_precision(context, w))
+    return _After(found, state, payloads, aggregated, model)
+
+
+def _full_precision(context: Context, state: State) -> fx.GraphModule:
+    model = context.task.converted(32)
+    write_state(model, state)
+    return model
 
 
 def _enough(context: Context, round_number: int, valid: int, rejected: Mapping[str, str]) -> None:
@@ -100,15 +141,15 @@ def _enough(context: Context, round_number: int, valid: int, rejected: Mapping[s
         )
 
 
-def _monitors(context: Context, aggregated: fx.GraphModule | None, number: int) -> dict[str, Any]:
+def _monitors(context: Context, served: fx.GraphModule | None, number: int) -> dict[str, Any]:
     """KNN accuracy and label-free signals, in the rounds that are asked for and where there is an aggregated model."""
     every = context.config.evaluation.knn_every
-    if aggregated is None or not every or number % every:
+    if served is None or not every or number % every:
         return {"knn": None, "collapse": None}
-    return {"knn": knn_monitor(context, aggregated), "collapse": collapse_monitor(context, aggregated).to_json()}
+    return {"knn": knn_monitor(context, served), "collapse": collapse_monitor(context, served).to_json()}
 
 
-def _validated(context: Context, replies: Replies) -> tuple[dict[str, tuple[bytes, ClientMetrics]], dict[str, str]]:
+def _validated(context: Context, replies: Replies) -> tuple[Replies, dict[str, str]]:
     """Uploads that the server may use, and why not of the others."""
     valid, rejected = {}, {}
     for name, reply in replies.items():
@@ -142,6 +183,9 @@ def _line(number: int, lr: float, after: Round, replies: Replies) -> dict[str, A
         "loss": sum(last) / len(last) if last else after.server_loss,
         "client_loss": {n: list(m.losses) for n, (_, m) in replies.items()},
         "skipped_steps": sum(m.skipped_steps for _, m in replies.values()),
-        "dequantize_loss": after.losses,
-        "weights": after.weights,
+        "dequantize_loss": dict(after.losses),
+        "weights": dict(after.weights),
     }
+
+
+__all__ = ["first_checkpoint", "learning_rate", "play_round", "sampled", "server_learning_rate"]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from fedqssl.data.pixels import MissingExtraError
 
 if TYPE_CHECKING:
-    from fedqssl.engines.context import Context
     from fedqssl.engines.engine import Engine
-    from fedqssl.engines.server_side import Tick
+    from fedqssl.engines.pool import Pool
+    from fedqssl.federated.context import Simulation
 
 
 QUIET = {
@@ -49,12 +49,12 @@ def hush(log: Path | None = None) -> None:
         flower.propagate = False
 
 
-def flower_simulation(context: Context, tick: Tick) -> AbstractContextManager[Engine]:
+def flower_simulation(pool: Pool[Simulation]) -> AbstractContextManager[Engine]:
     """The engine ``flower-sim``."""
     check_flower()
     from fedqssl.engines.flower.simulation import FlowerSimulation
 
-    return FlowerSimulation(context, tick)
+    return FlowerSimulation(pool.shared, pool.workers, pool.tick)
 
 
 __all__ = ["check_flower", "flower_simulation", "hush"]

@@ -1,4 +1,4 @@
-"""An engine whose clients are behind an exchange; the server's operators run here, as in every engine."""
+"""An engine whose clients are behind an exchange."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Mapping
 
-from fedqssl.engines.context import Context
+from fedqssl.engines.engine import Replies
 from fedqssl.engines.flower.exchange import Exchange
 from fedqssl.engines.flower.wire import (
     EVALUATE,
@@ -20,17 +20,27 @@ from fedqssl.engines.flower.wire import (
     pack,
     unpack,
 )
-from fedqssl.engines.server_side import ServerSide, Tick, no_tick
-from fedqssl.federated.client import ClientMetrics
-from fedqssl.federated.order import Order
+from fedqssl.engines.pool import Tick, no_tick
+from fedqssl.federated.context import Context
+from fedqssl.federated.job import Job
 
 
-class FlowerEngine(ServerSide):
-    """Clients behind an exchange, by name: ``nodes`` are those connected, ``known`` what they told when they joined."""
+class FlowerEngine:
+    """Clients behind an exchange, by name.
+
+    Args:
+        context: the run; of it, its deadline and the names of its classes are used.
+        run: the run's own number, which clients repeat.
+        exchange: what carries the messages, if it is there already.
+        tick: told how many replies have come.
+
+    ``nodes`` are the clients that are connected, ``known`` what they told when they joined.
+    """
 
     def __init__(self, context: Context, run: str, exchange: Exchange | None = None, tick: Tick = no_tick) -> None:
-        super().__init__(context, tick)
-        self.run, self._exchange = run, exchange
+        self.run, self._exchange, self.tick = run, exchange, tick
+        self.deadline = context.config.deadline
+        self.class_names = context.train.class_names if context.task.supervised else None
         self.nodes: dict[str, int] = {}
         self.known: dict[str, Capabilities] = {}
         self.unserved: dict[str, str] = {}
@@ -53,40 +63,37 @@ class FlowerEngine(ServerSide):
                 found[key] = str(error)
         return found
 
-    def train_clients(
-        self, payloads: Mapping[str, bytes], round_number: int, lr: float, *, return_model: bool = False
-    ) -> tuple[dict[str, tuple[bytes, ClientMetrics]], dict[str, str]]:
+    def train_clients(self, payloads: Mapping[str, bytes], job: Job) -> tuple[Replies, dict[str, str]]:
         """See :class:`fedqssl.engines.engine.Engine`."""
-        found, failed = self._ask(TRAIN, payloads, self.context.order(round_number, lr, return_model))
-        replies = {name: (payload, reply.metrics()) for name, (reply, payload) in found.items()}
-        return replies, failed
+        found, failed = self._ask(TRAIN, payloads, job)
+        return {name: (payload, reply.metrics()) for name, (reply, payload) in found.items()}, failed
 
     def accuracies(self, context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
         """Hand every client its final model; what those with labels measure on their own images.
 
         ``unserved`` then says who has not got it, and why.
         """
-        found, self.unserved = self._ask(EVALUATE, payloads, context.order(context.config.rounds, 0.0))
+        found, self.unserved = self._ask(EVALUATE, payloads, context.job(context.config.rounds, 0.0))
         given = {name: reply.accuracy for name, (reply, _) in found.items()}
         return {n: min(max(a, 0.0), 1.0) for n, a in given.items() if a is not None and math.isfinite(a)}
 
     def _ask(
-        self, kind: str, payloads: Mapping[str, bytes], order: Order
+        self, kind: str, payloads: Mapping[str, bytes], job: Job
     ) -> tuple[dict[str, tuple[Reply, bytes]], dict[str, str]]:
         """Replies that answer what was asked, and reasons of those that failed or answered something else."""
-        names = self.context.train.class_names if self.context.task.supervised else None
-        requests = {n: Request(self.run, secrets.token_hex(16), order.to_json(), names) for n in sorted(payloads)}
+        about = job.to_json(), self.class_names
+        requests = {n: Request(self.run, secrets.token_hex(16), *about) for n in sorted(payloads)}
         contents = {n: pack(requests[n], payloads[n]) for n in requests}
-        what, deadline = ("clients" if kind == TRAIN else "evaluation"), self.context.config.deadline
+        what = "clients" if kind == TRAIN else "evaluation"
         self.tick(what, 0, len(contents))
         arrived, failed = self.exchange.ask(
-            kind, contents, self.nodes, deadline, lambda done: self.tick(what, done, len(contents))
+            kind, contents, self.nodes, self.deadline, lambda done: self.tick(what, done, len(contents))
         )
         found = {}
         for name in sorted(arrived):
             try:
                 reply, payload = unpack(arrived[name], Reply)
-                check_reply(reply, requests[name], order, self.known[name].samples)
+                check_reply(reply, requests[name], job, self.known[name].samples)
                 if reply.failed is not None:
                     failed[name] = reply.failed
                 else:

@@ -22,44 +22,44 @@ from flwr.simulation import run_simulation
 
 from fedqssl.config import RunConfig
 from fedqssl.data.registry import absolute
-from fedqssl.engines.context import Context, build_context
 from fedqssl.engines.flower import hush
 from fedqssl.engines.flower.client import client_app
 from fedqssl.engines.flower.engine import FlowerEngine
 from fedqssl.engines.flower.exchange import Exchange, ExchangeError
 from fedqssl.engines.flower.wire import Capabilities, Request
 from fedqssl.engines.malloc import keep_freed_memory
-from fedqssl.engines.server_side import Tick
+from fedqssl.engines.pool import Tick
 from fedqssl.federated.client import ClientMetrics
-from fedqssl.federated.order import carry_out
+from fedqssl.federated.context import Simulation, build_simulation
+from fedqssl.federated.perform import perform
 
 START = 300.0
 """Seconds that Ray may take to start and the clients to read their data."""
 
 
 @functools.lru_cache(maxsize=1)
-def _context(config: RunConfig) -> Context:
+def _simulation(config: RunConfig) -> Simulation:
     """Once per process."""
     torch.set_num_threads(config.threads)
     keep_freed_memory()
-    return build_context(config)
+    return build_simulation(config)
 
 
 class SimulatedRole:
     """A client of the run's own partition; it keeps nothing between rounds, as in process."""
 
     def __init__(self, config: RunConfig, number: int) -> None:
-        self.context = _context(config)
-        self.name = sorted(self.context.bits)[number]
+        self.simulation = _simulation(config)
+        self.name = sorted(self.simulation.bits)[number]
 
     def capabilities(self) -> Capabilities:
         """What the server may know."""
-        split = self.context.partition.clients[self.name]
-        return Capabilities(self.name, self.context.bits[self.name], len(split.train), len(split.test))
+        split = self.simulation.partition.clients[self.name]
+        return Capabilities(self.name, self.simulation.bits[self.name], len(split.train), len(split.test))
 
     def train(self, request: Request, payload: bytes) -> tuple[bytes, ClientMetrics]:
         """A round."""
-        return carry_out(request.read_order(trust=True), payload, self.context.member(self.name))
+        return perform(request.job(trust=True), payload, self.simulation.client(self.name))
 
     def evaluate(self, request: Request, payload: bytes) -> float | None:
         """Nothing: in a simulation the server has the labels, and judges all clients' models itself."""
@@ -73,8 +73,9 @@ def _role(config: RunConfig, context: FlowerContext) -> SimulatedRole:
 class FlowerSimulation(FlowerEngine):
     """Ray starts when this is entered and ends when it is left."""
 
-    def __init__(self, context: Context, tick: Tick) -> None:
-        super().__init__(context, uuid.uuid4().hex, None, tick)
+    def __init__(self, simulation: Simulation, workers: int, tick: Tick) -> None:
+        super().__init__(simulation, uuid.uuid4().hex, None, tick)
+        self.simulation, self.workers = simulation, workers
         self._grids: queue.Queue[Grid] = queue.Queue()
         self._leave = threading.Event()
         self._failure: BaseException | None = None
@@ -82,7 +83,8 @@ class FlowerSimulation(FlowerEngine):
 
     def _simulate(self) -> None:
         """Flower's simulation, whose ServerApp does nothing but lend its Grid to the run."""
-        app, config = ServerApp(), self.context.config.model_copy(update={"data": absolute(self.context.config.data)})
+        app, config = ServerApp(), self.simulation.config
+        config = config.model_copy(update={"data": absolute(config.data)})
 
         @app.main()
         def main(grid: Grid, context: FlowerContext) -> None:
@@ -100,14 +102,13 @@ class FlowerSimulation(FlowerEngine):
             run_simulation(
                 app,
                 client_app(functools.partial(_role, config)),
-                len(self.context.bits),
+                len(self.simulation.bits),
                 backend_config=resources,
             )
         except BaseException as error:
             self._failure = error
 
     def __enter__(self) -> FlowerSimulation:
-        super().__enter__()
         try:
             self._thread.start()
             self._exchange = Exchange(self._grids.get(timeout=START), alive=self._thread.is_alive)
@@ -121,7 +122,7 @@ class FlowerSimulation(FlowerEngine):
 
     def _find_clients(self) -> None:
         """Who is behind which node: ids change from run to run."""
-        wanted = len(self.context.bits)
+        wanted = len(self.simulation.bits)
         pause = threading.Event()
         while len(ids := [*self.exchange.grid.get_node_ids()]) < wanted:
             if not self._thread.is_alive():
@@ -138,7 +139,6 @@ class FlowerSimulation(FlowerEngine):
         self._leave.set()
         if self._thread.ident is not None:
             self._thread.join(60)
-        super().__exit__(kind, error, trace)
 
 
 def _root(error: BaseException | None) -> str:

@@ -16,7 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedqssl import __version__
 from fedqssl.federated.client import ClientMetrics
-from fedqssl.federated.order import Order
+from fedqssl.federated.job import Job
+from fedqssl.federated.perform import read_job
 
 STYPE = "fedqssl.container"
 MAX_TEXT = 1 << 16
@@ -61,9 +62,9 @@ class Request:
     order: dict[str, Any]
     class_names: tuple[str, ...] | None = None
 
-    def read_order(self, *, trust: bool = False) -> Order:
+    def job(self, *, trust: bool = False) -> Job:
         """The round's work, checked."""
-        return Order.from_json(self.order, trust=trust)
+        return read_job(self.order, trust=trust)
 
 
 @dataclass(frozen=True)
@@ -133,15 +134,15 @@ def unpack(records: RecordDict, kind: type[About]) -> tuple[About, bytes]:
         raise WireError(plain(f"not a {kind.__name__}: {error!r}")) from None
 
 
-def check_reply(reply: Reply, request: Request, order: Order, samples: int) -> None:
+def check_reply(reply: Reply, request: Request, job: Job, samples: int) -> None:
     """Raise WireError unless this reply answers this request, from a client that has this many images.
 
     Losses need not be finite: that of an epoch in which steps were skipped is not.
     """
     figures = reply.round_number, reply.samples, reply.skipped_steps, reply.seconds
-    if len(reply.losses) > order.epochs or not all(0 <= figure <= MAX_FIGURE for figure in figures):  # NaN is not
+    if len(reply.losses) > job.epochs or not all(0 <= figure <= MAX_FIGURE for figure in figures):  # NaN is not
         raise WireError("its figures are out of range")
-    if (reply.run, reply.nonce, reply.round_number) != (request.run, request.nonce, order.round_number):
+    if (reply.run, reply.nonce, reply.round_number) != (request.run, request.nonce, job.round_number):
         raise WireError(f"a reply to another message (round {reply.round_number + 1}), perhaps replayed")
     if reply.samples != samples:
         raise WireError(f"it claims {reply.samples} images, but had {samples} when it joined")

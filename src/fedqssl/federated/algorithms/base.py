@@ -4,38 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import fx
 
 from fedqssl.federated.algorithms.work import Work, averaging
 from fedqssl.federated.client import Client, local_update
+from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.server.validate import Check, check_model
+from fedqssl.federated.server_state import ServerState
 from fedqssl.federated.state import State
-
-Where = Literal["buffer", "everywhere"]
-
-
-class ServerOperators(Protocol):
-    """The server's operators, run wherever the engine likes; results are keyed by client name, never ordered."""
-
-    def before(self) -> State:
-        """The aggregated state that the round began with."""
-
-    def read(self, payloads: Mapping[str, bytes]) -> dict[str, State]:
-        """The float states of models as they came."""
-
-    def dequantize(self, payloads: Mapping[str, bytes]) -> dict[str, tuple[State, float]]:
-        """De-quantize each client's model on the buffer: ``w'_k`` and ``L_DQ_k``, NaN for one that diverges."""
-
-    def requantize(self, state: State, epochs: int | None = None) -> dict[str, bytes]:
-        """A state in every client's own bits, made once per bitwidth; ``epochs`` overrides the configured fine-tuning."""
-
-    def train(self, state: State, where: Where, epochs: int) -> tuple[State, float]:
-        """Full-precision epochs on the buffer, or on all clients' images in one place; the state and the last loss."""
-
-    def settle(self, state: State) -> State:
-        """The same weights with batch-norm statistics of the buffer."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +39,34 @@ class Round:
     """What a round of the server gives.
 
     Args:
-        state: the aggregated state; None if there is none (no federation).
-        payloads: the next model by client; clients that are not named keep what they have.
+        aggregate: the aggregated state, from which training continues; None if there is none (no federation).
+        hand_out: a state in every client's own bits; applied to the aggregate after an optimiser of the server's has
+            changed it.
+        payloads: the next model by client where there is no aggregate; clients that are not named keep what they have.
         weights: aggregation weights by client.
         losses: de-quantization losses by client.
         server_loss: of training that the server does without clients.
         rejected: why uploads that looked valid were left out, by client.
+        served: what is evaluated, and handed out after the last round, if that is not the aggregate (``server.ema``).
     """
 
-    state: State | None
-    payloads: dict[str, bytes]
-    weights: dict[str, float] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)
+    aggregate: State | None
+    hand_out: Callable[[State], dict[str, bytes]] | None = None
+    payloads: Mapping[str, bytes] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
     server_loss: float | None = None
-    rejected: dict[str, str] = field(default_factory=dict)
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    served: State | None = None
 
 
-Server = Callable[[Arrived, ServerOperators], Round]
+Server = Callable[[ServerState, Arrived, ServerOperators], tuple[ServerState, Round]]
+"""The server's part of an algorithm: what it remembers and what arrived -> what it remembers next, and the round."""
+
+
+def remembers_nothing(initial: State) -> ServerState:
+    """The first server state of an algorithm that has none."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,8 @@ class Algorithm:
         name: its name in configurations.
         title: how tables and reports print it.
         description: one line for ``fedqssl list algorithms``.
-        server: from what arrived to the aggregated state and the payloads sent back.
+        server: from the server's state and what arrived to the next state and the round.
+        init: the server's state before the first round, from the initial float model.
         client: what a client does with its payload; Algorithm 2 on local images by default.
         check: raises ContainerError for an upload that the server must not use.
         upload: what a client sends for a model in so many bits, if that is not its container. The cost ledger counts it; and
@@ -108,6 +98,7 @@ class Algorithm:
     title: str
     description: str
     server: Server
+    init: Callable[[State], ServerState] = remembers_nothing
     client: Client = local_update
     check: Check = check_model
     upload: Callable[[fx.GraphModule, int], bytes] | None = None
@@ -118,3 +109,6 @@ class Algorithm:
     keeps: Literal["", "proximal", "update"] = ""
     revision: int = 0
     control: bool = False
+
+
+__all__ = ["Algorithm", "Arrived", "Round", "Server", "ServerOperators", "ServerState", "remembers_nothing"]

@@ -6,14 +6,14 @@ The ceiling: what ``fed_qssl`` lacks of it is what federation and few bits cost.
 from __future__ import annotations
 
 from fedqssl.config import RunConfig
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
 from fedqssl.federated.algorithms.work import RoundWork, without_clients
 
 
-def central(arrived: Arrived, workers: ServerOperators) -> Round:
+def central(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
     """E epochs a round over the union of the clients' images; then as handed out by Fed-QSSL's server."""
-    state, loss = workers.train(workers.before(), "everywhere", arrived.local_epochs)
-    return Round(state, workers.requantize(state), server_loss=loss)
+    w, loss = operators.train(operators.before(), "everywhere", arrived.local_epochs)
+    return state, Round(w, operators.requantize, server_loss=loss)
 
 
 def _work(config: RunConfig, participants: int) -> RoundWork:

@@ -6,16 +6,16 @@ the codes stand for, ``w = sum_k |D_k|/|D| w_k``, and rounds the mean to each bi
 
 from __future__ import annotations
 
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
 from fedqssl.federated.server.aggregate import average
 from fedqssl.federated.task import SUPERVISED
 
 
-def plain_average(arrived: Arrived, workers: ServerOperators) -> Round:
+def plain_average(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
     """The server's part: no work on the buffer."""
     weights = arrived.shares()
-    state = average(workers.read(arrived.payloads), weights)
-    return Round(state, workers.requantize(state, epochs=0), weights)
+    w = average(operators.read(arrived.payloads), weights)
+    return state, Round(w, operators.round_to_bits, weights=weights)
 
 
 FED_AVG = Algorithm("fed_avg", "FedAvg", "supervised; average by number of images", plain_average, objective=SUPERVISED)

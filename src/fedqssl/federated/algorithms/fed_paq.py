@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
-from fedqssl.federated.client import ClientMetrics, LocalJob, train_locally
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
+from fedqssl.federated.client import ClientMetrics, train_locally
+from fedqssl.federated.job import ClientData, Job
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.server.aggregate import average
 from fedqssl.federated.state import read_payload, read_state, weight_names
@@ -18,23 +19,23 @@ from fedqssl.federated.task import SUPERVISED
 from fedqssl.federated.updates import check_update, decode_update, encode_update
 
 
-def fed_paq(payload: bytes, job: LocalJob) -> tuple[bytes, ClientMetrics]:
+def fed_paq(payload: bytes, job: Job, data: ClientData) -> tuple[bytes, ClientMetrics]:
     """The client's part: train, then send what changed."""
-    model, metrics = train_locally(payload, job)
+    model, metrics = train_locally(payload, job, data)
     # until here the client keeps what it received as packed bytes
-    start = read_payload(payload, job.settings.bits, job.task)
+    start = read_payload(payload, data.bits, job.task)
     update = {name: x - start[name] for name, x in read_state(model).items()}
-    draws = generator(job.task.seed, "update rounding", job.name, job.round_number)
-    return encode_update(update, job.settings.bits, draws, weight_names(model)), metrics
+    draws = generator(job.task.seed, "update rounding", data.name, job.round_number)
+    return encode_update(update, data.bits, draws, weight_names(model)), metrics
 
 
-def add_updates(arrived: Arrived, workers: ServerOperators) -> Round:
+def add_updates(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
     """The server's part: the float model plus the mean update."""
     weights = arrived.shares()
     updates = {name: decode_update(payload) for name, payload in arrived.payloads.items()}
     mean = average(updates, weights)
-    state = {name: x + mean[name] if name in mean else x for name, x in workers.before().items()}
-    return Round(state, workers.requantize(state, epochs=0), weights)
+    w = {name: x + mean[name] if name in mean else x for name, x in operators.before().items()}
+    return state, Round(w, operators.round_to_bits, weights=weights)
 
 
 FED_PAQ = Algorithm(

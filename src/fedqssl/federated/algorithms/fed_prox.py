@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from fedqssl.federated.algorithms.base import Algorithm
 from fedqssl.federated.algorithms.fed_avg import plain_average
-from fedqssl.federated.client import ClientMetrics, LocalJob, train_locally
+from fedqssl.federated.client import ClientMetrics, train_locally
+from fedqssl.federated.job import ClientData, Job
 from fedqssl.federated.task import SUPERVISED
 from fedqssl.lowbit import to_bytes
 
 
-def fed_prox(payload: bytes, job: LocalJob) -> tuple[bytes, ClientMetrics]:
+def fed_prox(payload: bytes, job: Job, data: ClientData) -> tuple[bytes, ClientMetrics]:
     """The client's part: the optimiser adds ``mu (w - w_received)`` to every gradient."""
-    model, metrics = train_locally(payload, job, proximal=job.settings.mu)
+    model, metrics = train_locally(payload, job, data, job.proximal)
     return to_bytes(model), metrics
 
 

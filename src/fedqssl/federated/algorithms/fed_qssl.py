@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 
 from fedqssl.config import RunConfig
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
 from fedqssl.federated.algorithms.work import RoundWork
 from fedqssl.federated.server.aggregate import average, softmax_weights
 
 
-def fed_qssl(arrived: Arrived, workers: ServerOperators) -> Round:
+def fed_qssl(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
     """Lines 11 to 14: collect, de-quantize, aggregate, re-quantize."""
-    dequantized = workers.dequantize(arrived.payloads)
+    dequantized = operators.dequantize(arrived.payloads)
     losses = {name: loss for name, (_, loss) in dequantized.items() if math.isfinite(loss)}
     rejected = {name: "its loss on the buffer is not finite" for name in dequantized if name not in losses}
     weights = softmax_weights(losses, arrived.temperature)
-    state = average({name: dequantized[name][0] for name in losses}, weights)
-    return Round(state, workers.requantize(state), weights, losses, rejected=rejected)
+    w = average({name: dequantized[name][0] for name in losses}, weights)
+    return state, Round(w, operators.requantize, weights=weights, losses=losses, rejected=rejected)
 
 
 def _work(config: RunConfig, participants: int) -> RoundWork:

@@ -7,13 +7,13 @@ mean over the clients' models.
 from __future__ import annotations
 
 from fedqssl.config import RunConfig
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
 from fedqssl.federated.algorithms.work import RoundWork
 
 
-def local_only(arrived: Arrived, workers: ServerOperators) -> Round:
-    """Every client goes on with its own model."""
-    return Round(None, dict(arrived.payloads))
+def local_only(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
+    """Every client keeps its own model."""
+    return state, Round(None, payloads=arrived.payloads)
 
 
 def _work(config: RunConfig, participants: int) -> RoundWork:

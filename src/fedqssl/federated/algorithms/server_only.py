@@ -7,18 +7,17 @@ re-quantizes in the same way.
 from __future__ import annotations
 
 from fedqssl.config import RunConfig
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
 from fedqssl.federated.algorithms.work import RoundWork, without_clients
 
 
-def server_only(arrived: Arrived, workers: ServerOperators) -> Round:
+def server_only(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
     """``dequantize_epochs`` epochs for each client of the round, all on one model."""
     epochs = arrived.dequantize_epochs * len(arrived.clients)
     if not epochs:  # as ``untrained``
-        state = workers.settle(workers.before())
-        return Round(state, workers.requantize(state))
-    state, loss = workers.train(workers.before(), "buffer", epochs)
-    return Round(state, workers.requantize(state), server_loss=loss)
+        return state, Round(operators.settle(operators.before()), operators.requantize)
+    w, loss = operators.train(operators.before(), "buffer", epochs)
+    return state, Round(w, operators.requantize, server_loss=loss)
 
 
 def _work(config: RunConfig, participants: int) -> RoundWork:

@@ -8,14 +8,13 @@ it, with batch norm that does nothing yet, has the better random features (``fed
 from __future__ import annotations
 
 from fedqssl.config import RunConfig
-from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
+from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
 from fedqssl.federated.algorithms.work import RoundWork, without_clients
 
 
-def untrained(arrived: Arrived, workers: ServerOperators) -> Round:
+def untrained(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
     """The initial weights, rounded to each client's bits."""
-    state = workers.settle(workers.before())
-    return Round(state, workers.requantize(state, epochs=0))
+    return state, Round(operators.settle(operators.before()), operators.round_to_bits)
 
 
 def _work(config: RunConfig, participants: int) -> RoundWork:

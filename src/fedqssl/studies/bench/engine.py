@@ -13,10 +13,11 @@ from typing import Any
 from unittest import mock
 
 from fedqssl.config import RunConfig
-from fedqssl.engines.context import Context, build_context
 from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.pool import Pool
+from fedqssl.federated.context import Simulation, build_simulation
 from fedqssl.runs.folder import RunFolder
-from fedqssl.runs.round import first_checkpoint, learning_rate, play
+from fedqssl.runs.round import first_checkpoint, learning_rate, play_round
 from fedqssl.studies.bench.records import Record
 
 WORK = {
@@ -53,35 +54,36 @@ def _counted(spent: dict[str, float]) -> Iterator[None]:
         yield
 
 
-def overhead(context: Context, rounds: int) -> dict[str, float]:
+def overhead(context: Simulation, rounds: int) -> dict[str, float]:
     """CPU seconds by kind of ``rounds`` rounds in one process, checkpoints included, after one round of warm-up."""
     spent = dict.fromkeys(WORK, 0.0)
-    with tempfile.TemporaryDirectory() as place, InProcess(context) as engine:
+    with tempfile.TemporaryDirectory() as place, Pool(context) as pool:
+        engine = InProcess(pool)
         folder = RunFolder.create(Path(place) / "run", overwrite=False)
-        checkpoint, _ = play(context, engine, first_checkpoint(context), 0)
+        checkpoint, _ = play_round(context, engine, pool, first_checkpoint(context), 0)
         began = time.process_time()
         with _counted(spent):
             for number in range(1, rounds + 1):
-                checkpoint, line = play(context, engine, checkpoint, min(number, context.config.rounds - 1))
+                checkpoint, line = play_round(context, engine, pool, checkpoint, min(number, context.config.rounds - 1))
                 folder.append_metrics(line)
                 folder.save(checkpoint)
         total = time.process_time() - began
     return {**spent, "other": total - sum(spent.values()), "total": total}
 
 
-def throughput(one: Context, two: Context, repeats: int) -> list[tuple[float, float]]:
+def throughput(one: Simulation, two: Simulation, repeats: int) -> list[tuple[float, float]]:
     """Wall seconds of a round's client training with one and with two workers, interleaved."""
     found = []
-    with InProcess(one) as single, InProcess(two) as double:
-        payloads = first_checkpoint(one).payloads
-        rate = learning_rate(one.config, 0)
-        for engine in (single, double):
-            engine.train_clients(payloads, 0, rate)
+    with Pool(one, 1) as single, Pool(two, 2) as double:
+        payloads, rate = first_checkpoint(one).payloads, learning_rate(one.config, 0)
+        engines = InProcess(single), InProcess(double)
+        for engine in engines:
+            engine.train_clients(payloads, one.job(0, rate))
         for number in range(repeats):
             seconds = []
-            for engine in (single, double):
+            for engine in engines:
                 began = time.monotonic()
-                engine.train_clients(payloads, number, rate)
+                engine.train_clients(payloads, one.job(number, rate))
                 seconds.append(time.monotonic() - began)
             found.append((seconds[0], seconds[1]))
     return found
@@ -89,8 +91,8 @@ def throughput(one: Context, two: Context, repeats: int) -> list[tuple[float, fl
 
 def run(config: RunConfig, rounds: int = 2, repeats: int = 3) -> Record:
     """Both measurements for a configuration."""
-    one = build_context(config.model_copy(update={"workers": 1}))
-    two = build_context(config.model_copy(update={"workers": 2}))
+    one = build_simulation(config.model_copy(update={"workers": 1}))
+    two = build_simulation(config.model_copy(update={"workers": 2}))
     spent = overhead(one, rounds)
     pairs = sorted(a / b for a, b in throughput(one, two, repeats))
     rows: list[dict[str, str | int | float | None]] = [

@@ -1,0 +1,169 @@
+"""Worker processes that run jobs: functions of what all of them share, and of arguments that are sent.
+
+What a job computes depends on its arguments and on what is shared alone, so any number of workers gives the same results for
+equal ``threads``. Workers are started with the first jobs, end with their parent, however that ends, and never see Ctrl-C.
+Python's own process pools import the user's script again in every worker; these do not (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import torch
+
+from fedqssl.engines.malloc import keep_freed_memory
+from fedqssl.engines.shared_images import Shared, SharedImages
+from fedqssl.engines.worker import peak_memory, receive, send
+
+Tick = Callable[[str, int, int], None]
+"""(what is being done, how many are done, of how many)."""
+S = TypeVar("S")
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+P = ParamSpec("P")
+_START = "import sys; sys.path[:] = {path!r}; from fedqssl.engines.worker import main; main({handle})"
+
+
+def no_tick(what: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+class _Worker:
+    """One process and the connection to it."""
+
+    def __init__(self, shared: Shared, threads: int) -> None:
+        self.connection, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _START.format(path=sys.path, handle=theirs.fileno())],
+                stdin=subprocess.PIPE,  # what the worker watches: it closes when this process ends
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is the parent's alone
+            )
+        send(self.connection, (shared, threads))
+
+    def end(self, at_once: bool) -> None:
+        """Let it finish, or not."""
+        self.connection.close()
+        if at_once:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+
+class Pool(Generic[S]):
+    """Runs jobs of what is shared, in this process or in workers; use as a context manager, so that workers end with it.
+
+    Args:
+        shared: the first argument of every job; its images are mapped, not copied.
+        workers: processes; 1 runs everything in this one.
+        threads: torch threads of each.
+        tick: told how far the jobs are.
+    """
+
+    def __init__(self, shared: S, workers: int = 1, threads: int = 1, tick: Tick = no_tick) -> None:
+        self.shared, self.workers, self.threads, self.tick = shared, workers, threads, tick
+        self._images: SharedImages | None = None
+        self._opened: Shared | None = None
+        self._running: list[_Worker] = []
+        self._workers_peak = 0
+
+    def __enter__(self) -> Pool[S]:
+        torch.set_num_threads(self.threads)
+        keep_freed_memory()
+        if self.workers > 1:
+            self._images = SharedImages(self.shared)
+            self._opened = self._images.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_workers(at_once=error is not None)  # nobody wants what is left of the jobs
+        if self._images is not None:
+            self._images.__exit__(kind, error, trace)
+
+    def run(
+        self, what: str, function: Callable[Concatenate[S, P], Result], jobs: Mapping[Key, tuple[Any, ...]]
+    ) -> dict[Key, Result]:
+        """``function(shared, *arguments)`` of every job, by key in the order of the jobs; long jobs should come first.
+
+        Args:
+            what: the kind of job, for the progress line.
+            function: of a module that a worker can import.
+            jobs: arguments by key.
+
+        Raises:
+            ChildProcessError: a worker died. What a job raises is raised here, too.
+        """
+        self.tick(what, 0, len(jobs))
+        done: dict[Key, Result] = {}
+        results = self._in_workers(function, jobs) if self._opened is not None else self._here(function, jobs)
+        for key, result in results:
+            done[key] = result
+            self.tick(what, len(done), len(jobs))
+        return {key: done[key] for key in jobs}
+
+    def peak_memory(self) -> int:
+        """Largest resident size so far of this process or of one worker."""
+        return max(peak_memory(), self._workers_peak)
+
+    def _end_workers(self, at_once: bool) -> None:
+        for worker in self._running:
+            worker.end(at_once)
+        self._running = []
+
+    def _here(
+        self, function: Callable[..., Result], jobs: Mapping[Key, tuple[Any, ...]]
+    ) -> Iterator[tuple[Key, Result]]:
+        for key, arguments in jobs.items():
+            yield key, function(self.shared, *arguments)
+
+    def _in_workers(
+        self, function: Callable[..., Result], jobs: Mapping[Key, tuple[Any, ...]]
+    ) -> Iterator[tuple[Key, Result]]:
+        """Results as they come: a worker gets its next job when it has sent its last result."""
+        assert self._opened is not None
+        while len(self._running) < min(self.workers, len(jobs)):
+            self._running.append(_Worker(self._opened, self.threads))
+        left = iter(jobs.items())
+        busy: dict[Connection, Key] = {}
+
+        def give(connection: Connection) -> None:
+            for key, arguments in left:
+                send(connection, (function, arguments))
+                busy[connection] = key
+                return
+
+        try:
+            for worker in self._running:
+                give(worker.connection)
+            while busy:
+                for ready in wait(list(busy)):
+                    assert isinstance(ready, Connection)
+                    fine, result, peak = receive(ready)
+                    key = busy.pop(ready)
+                    self._workers_peak = max(self._workers_peak, peak)
+                    if not fine:
+                        raise result
+                    give(ready)
+                    yield key, result
+        except (EOFError, ConnectionError) as error:
+            raise ChildProcessError(
+                "a worker process died, perhaps for lack of memory (workers = 1 in config.toml needs less)"
+            ) from error
+        finally:
+            if busy:  # their results would be taken for those of the next jobs
+                self._end_workers(at_once=True)
+
+
+__all__ = ["Pool", "Tick", "no_tick"]

@@ -1,0 +1,180 @@
+"""What a run's processes share: settings, task, clients and images, in a simulation and in a fleet of real machines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedqssl.config import ConfigError, RunConfig
+from fedqssl.data.fetch import Progress
+from fedqssl.data.from_config import training_split
+from fedqssl.data.images import ImageSet
+from fedqssl.data.partition import Partition, label_counts
+from fedqssl.data.registry import load_dataset
+from fedqssl.federated.algorithms import Algorithm, get_algorithm
+from fedqssl.federated.job import ClientData, Job
+from fedqssl.federated.task import Task
+from fedqssl.lowbit import LowBitOptions
+
+
+@dataclass(frozen=True, eq=False)
+class Context(ABC):
+    """A run's configuration with everything that derives from it.
+
+    Args:
+        config: the settings.
+        task: what all roles share.
+        bits: by client.
+        train: images whose labels, if there are any, the global accuracy is measured with.
+        test: the same, held out.
+    """
+
+    config: RunConfig
+    task: Task
+    bits: dict[str, int]
+    train: ImageSet
+    test: ImageSet
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The run's algorithm."""
+        return get_algorithm(self.config.algorithm)
+
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """Training images by client."""
+
+    @abstractmethod
+    def buffer(self) -> Tensor:
+        """Images of the server's buffer D_g."""
+
+    @abstractmethod
+    def everyone(self) -> Tensor:
+        """All clients' training images in one place.
+
+        Raises:
+            ValueError: they are not in one place.
+        """
+
+    @abstractmethod
+    def partition_json(self) -> dict[str, object]:
+        """For ``partition.json``: who holds which images, or how many."""
+
+    @abstractmethod
+    def label_counts(self) -> dict[str, dict[str, list[int]]] | None:
+        """Images of each class by client and split; None where labels are not known."""
+
+    def job(self, round_number: int, lr: float, return_model: bool = False) -> Job:
+        """What the server asks of every client in a round with this learning rate."""
+        low, config = self.config.lowbit, self.config
+        how = low.rule, low.scale, low.rounding, config.fedprox.mu, return_model
+        return Job(round_number, lr, config.algorithm, self.task, config.local_epochs, *how)
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation(Context):
+    """All images are here; the partition says whose they are."""
+
+    partition: Partition
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Training images by client."""
+        return {name: len(split.train) for name, split in self.partition.clients.items()}
+
+    def buffer(self) -> Tensor:
+        """Images of the server's buffer D_g."""
+        return self.train.images[self.partition.buffer]
+
+    def client(self, name: str) -> ClientData:
+        """A client's own images and labels."""
+        index, labels = self.partition.clients[name].train, self.train.labels
+        return ClientData(name, self.bits[name], self.train.images[index], None if labels is None else labels[index])
+
+    def everyone(self) -> Tensor:
+        """All clients' training images."""
+        return self.train.images[torch.cat([self.partition.clients[name].train for name in sorted(self.bits)])]
+
+    def partition_json(self) -> dict[str, object]:
+        """Who holds which images."""
+        return self.partition.to_json()
+
+    def label_counts(self) -> dict[str, dict[str, list[int]]] | None:
+        """Images of each class by client and split."""
+        return None if self.train.labels is None else label_counts(self.partition, self.train.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class FleetContext(Context):
+    """Clients keep their images: the server knows how many they have, and holds its buffer.
+
+    Args:
+        public: the server's buffer D_g.
+        samples: training and test images by client, as it said when it joined.
+    """
+
+    public: Tensor
+    samples: Mapping[str, tuple[int, int]]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Training images by client."""
+        return {name: train for name, (train, _) in self.samples.items()}
+
+    def buffer(self) -> Tensor:
+        """Images of the server's buffer D_g."""
+        return self.public
+
+    def everyone(self) -> Tensor:
+        """Not here."""
+        raise ValueError(f"{self.config.algorithm} needs all clients' images in one place, and they are not")
+
+    def partition_json(self) -> dict[str, object]:
+        """How many images everybody holds."""
+        clients = {name: {"train": train, "test": test} for name, (train, test) in self.samples.items()}
+        return {"buffer": len(self.public), "clients": clients}
+
+    def label_counts(self) -> None:
+        """Not known to the server."""
+
+
+def class_count(train: ImageSet, test: ImageSet) -> int:
+    """How many classes the labels name; 0 without labels."""
+    return max((1 + int(s.labels.max()) for s in (train, test) if s.labels is not None and len(s.labels)), default=0)
+
+
+def make_task(config: RunConfig, channels: int, classes: int) -> Task:
+    """What every role of this run must share."""
+    return Task(
+        model=config.model,
+        width=config.width,
+        in_channels=channels,
+        objective=get_algorithm(config.algorithm).objective or config.objective,
+        temperature=config.ssl.temperature,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        options=LowBitOptions(weights=config.lowbit.weights, activation_clip=config.lowbit.activation_clip),
+        classes=classes,
+    )
+
+
+def build_simulation(config: RunConfig, progress: Progress | None = None) -> Simulation:
+    """Load the images and split them; deterministic in the configuration. ``progress`` is told about downloads."""
+    train, partition = training_split(config, progress)
+    test = load_dataset(config.data, "test", config.data_dir, on_bad=config.on_bad, progress=progress)
+    task = make_task(config, train.images.shape[1], class_count(train, test))
+    if config.min_clients > len(partition.clients):
+        raise ConfigError(
+            f"min_clients = {config.min_clients} is more than the {len(partition.clients)} clients there are"
+        )
+    if task.supervised and (train.labels is None or test.labels is None):
+        raise ValueError(f"{config.algorithm} trains with labels, but {config.data} has none; use fed_qssl")
+    return Simulation(config, task, config.bits_for(list(partition.clients)), train, test, partition)
+
+
+__all__ = ["Context", "FleetContext", "Simulation", "build_simulation", "class_count", "make_task"]

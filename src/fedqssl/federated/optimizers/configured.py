@@ -1,0 +1,29 @@
+"""The server part of a run: its algorithm's, with the optimiser and the average that the settings ask for."""
+
+from __future__ import annotations
+
+from fedqssl.config import ConfigError, RunConfig
+from fedqssl.federated.algorithms.base import Algorithm, Server
+from fedqssl.federated.optimizers.adam import with_adam
+from fedqssl.federated.optimizers.ema import with_ema
+from fedqssl.federated.optimizers.momentum import with_momentum
+
+DEFAULT_LR = {"momentum": 1.0, "adam": 0.01}
+
+
+def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
+    """``server.optimizer`` steps from the model before the round, ``server.ema`` averages what it gives.
+
+    Raises:
+        ConfigError: the algorithm aggregates nothing that could be stepped or averaged.
+    """
+    server, settings = algorithm.server, config.server
+    if not algorithm.federates and (settings.optimizer != "none" or settings.ema):
+        raise ConfigError(f"{algorithm.name} has no aggregated model, so server.optimizer and server.ema must stay off")
+    if settings.optimizer != "none":
+        wrap = with_momentum if settings.optimizer == "momentum" else with_adam
+        server = wrap(server, settings.momentum, settings.optimizer_lr or DEFAULT_LR[settings.optimizer])
+    return with_ema(server, settings.ema) if settings.ema else server
+
+
+__all__ = ["configured_server"]

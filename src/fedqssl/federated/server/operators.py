@@ -1,0 +1,144 @@
+"""The server's operators in one round: everything that an algorithm's server part may do with models and the buffer.
+
+The heavy ones are jobs for a pool: functions below take what every worker has, then arguments that travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from fedqssl.config import RunConfig
+from fedqssl.federated.server.dequantize import dequantize
+from fedqssl.federated.server.fine_tune import fine_tune, settle
+from fedqssl.federated.server.requantize import requantize
+from fedqssl.federated.state import State, read_payload
+from fedqssl.federated.task import Task
+from fedqssl.lowbit import NonFiniteError
+
+Where = Literal["buffer", "everywhere"]
+
+
+class ServerContext(Protocol):
+    """What the operators need of a run: :class:`fedqssl.federated.context.Context`."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's settings."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """Network and objective."""
+        ...
+
+    @property
+    def bits(self) -> Mapping[str, int]:
+        """By client."""
+        ...
+
+    def buffer(self) -> Tensor:
+        """Images of D_g."""
+        ...
+
+    def everyone(self) -> Tensor:
+        """All clients' training images, if they are in one place."""
+        ...
+
+
+class Jobs(Protocol):
+    """What runs jobs: :class:`fedqssl.engines.pool.Pool`."""
+
+    def tick(self, what: str, done: int, total: int) -> None:
+        """Show how far something is."""
+
+    def run(self, what: str, function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:
+        """``function(context, *arguments)`` of every job, by key."""
+        ...
+
+
+def _dequantize(context: ServerContext, bits: int, payload: bytes, round_number: int, lr: float) -> tuple[State, float]:
+    epochs = context.config.server.dequantize_epochs
+    try:
+        return dequantize(payload, bits, context.buffer(), context.task, round_number, epochs, lr)
+    except NonFiniteError:
+        return {}, float("nan")
+
+
+def _requantize(context: ServerContext, bits: int, state: State, round_number: int, lr: float, epochs: int) -> bytes:
+    return requantize(state, bits, context.buffer(), context.task, round_number, epochs, lr)
+
+
+@dataclass(frozen=True, eq=False)
+class ServerOperators:
+    """What an algorithm's server part works with in one round; results are keyed by client name, never ordered.
+
+    Args:
+        context: the run's settings, task, clients and buffer.
+        jobs: where the work is done.
+        round_number: from 0.
+        lr: the clients' learning rate in this round.
+        server_lr: the server's.
+        aggregated: the aggregated model before the round, if there is one.
+    """
+
+    context: ServerContext
+    jobs: Jobs
+    round_number: int
+    lr: float
+    server_lr: float
+    aggregated: bytes | None
+
+    def before(self) -> State:
+        """The aggregated state that the round began with."""
+        if self.aggregated is None:
+            raise ValueError("there is no aggregated model yet")
+        return read_payload(self.aggregated, 32, self.context.task)
+
+    def read(self, payloads: Mapping[str, bytes]) -> dict[str, State]:
+        """The float states of models as they came."""
+        return {n: read_payload(payloads[n], self.context.bits[n], self.context.task) for n in sorted(payloads)}
+
+    def dequantize(self, payloads: Mapping[str, bytes]) -> dict[str, tuple[State, float]]:
+        """De-quantize each client's model on the buffer: ``w'_k`` and ``L_DQ_k``, NaN for one that diverges."""
+        bits = self.context.bits
+        jobs = {n: (bits[n], payloads[n], self.round_number, self.server_lr) for n in sorted(payloads)}
+        return self.jobs.run("de-quantize", _dequantize, jobs)
+
+    def requantize(self, state: State, epochs: int | None = None) -> dict[str, bytes]:
+        """A state in every client's own bits, made once per bitwidth; ``epochs`` overrides the configured fine-tuning."""
+        count = self.context.config.server.requantize_epochs if epochs is None else epochs
+        bits = sorted(set(self.context.bits.values()))
+        jobs = {b: (b, state, self.round_number, self.server_lr, count) for b in bits}
+        made = self.jobs.run("re-quantize", _requantize, jobs)
+        return {name: made[b] for name, b in self.context.bits.items()}
+
+    def round_to_bits(self, state: State) -> dict[str, bytes]:
+        """A state in every client's own bits, rounded to nearest: no work on the buffer."""
+        return self.requantize(state, epochs=0)
+
+    def train(self, state: State, where: Where, epochs: int) -> tuple[State, float]:
+        """Full-precision epochs on the buffer or, at the clients' learning rate, on all their images; and the last loss."""
+        images, lr = (
+            (self.context.buffer(), self.server_lr) if where == "buffer" else (self.context.everyone(), self.lr)
+        )
+        purpose = (where, self.round_number)
+        return fine_tune(
+            state,
+            images,
+            self.context.task,
+            purpose,
+            epochs,
+            lr,
+            lambda done: self.jobs.tick(f"training on {where}", done, epochs),
+        )
+
+    def settle(self, state: State) -> State:
+        """The same weights with batch-norm statistics of the buffer."""
+        return settle(state, self.context.buffer(), self.context.task)
+
+
+__all__ = ["Jobs", "ServerOperators", "Where"]
