@@ -182,7 +182,7 @@ def half_done(tmp_path_factory):
     home = tmp_path_factory.mktemp("half")
     pictures(home / "photos")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedqssl.runs.lifecycle.finish", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("fedqssl.runs.lifecycle.finalize", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
         patch.chdir(home)
         with pytest.raises(SystemExit) as ended:
             main(["run", "smoke", *SMALL, "data=folder:photos", "--out", "out"])
@@ -254,15 +254,15 @@ def test_no_labels_and_plain_lines(capsys):
 
 def test_a_client_smaller_than_a_batch_changes_its_model():
     from fedqssl.config import load_config
-    from fedqssl.engines.context import build_context
     from fedqssl.federated.client import local_update
+    from fedqssl.federated.context import build_simulation
     from fedqssl.federated.state import read_payload
     from fedqssl.lowbit import to_bytes
 
     pictures(Path("photos"))
-    context = build_context(load_config("smoke", [*SMALL, "data=folder:photos", "batch_size=64"]))
+    context = build_simulation(load_config("smoke", [*SMALL, "data=folder:photos", "batch_size=64"]))
     before = to_bytes(context.task.converted(8))
-    after, metrics = local_update(before, context.local_job("client-01", 0, 0.3))
+    after, metrics = local_update(before, context.job(0, 0.3), context.client("client-01"))
     assert metrics.samples < 64 and metrics.skipped_steps == 0
     states = [read_payload(p, 8, context.task) for p in (before, after)]
     assert any(not torch.equal(states[0][k], states[1][k]) for k in states[0] if k.endswith("weight"))

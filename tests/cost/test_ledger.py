@@ -178,10 +178,10 @@ def test_makespan():
 
 
 def test_sizes_are_those_of_the_run():
-    from fedqssl.engines.context import build_context
+    from fedqssl.federated.context import build_simulation
 
     settings = load_config("smoke", ["images=300"])
-    context = build_context(settings)
+    context = build_simulation(settings)
     found = client_sizes(settings)
     assert found == sizes_of(context.partition, (3, 32, 32)) and not found.assumed
     assert found.buffer == 30 and sum(found.clients.values()) < 270

@@ -12,11 +12,10 @@ import pytest
 from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.control import collect
 from fedqssl.deploy.scaffold import own_key
-from fedqssl.engines.in_process import InProcess
-from fedqssl.runs.round import first_checkpoint, play
 from fleet_processes import PATIENCE, Processes, until
 from flower_pictures import CLIENTS, in_one_place, words
 from recording_proxy import RecordingProxy
+from tiny_run import rounds_of
 
 
 class Deployment:
@@ -75,13 +74,7 @@ def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pict
 
 @pytest.fixture(scope="module")
 def reference(pictures):
-    context = in_one_place(pictures)
-    now, lines = first_checkpoint(context), []
-    with InProcess(context) as engine:
-        for number in range(2):
-            now, line = play(context, engine, now, number)
-            lines.append(line)
-    return now, lines
+    return rounds_of(in_one_place(pictures), 2)
 
 
 def test_same_bytes_as_in_one_place(deployment, reference):

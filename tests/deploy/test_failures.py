@@ -6,10 +6,9 @@ import signal
 
 import pytest
 
-from fedqssl.engines.in_process import InProcess
-from fedqssl.runs.round import first_checkpoint, play
 from fleet_processes import Processes, until
 from flower_pictures import CLIENTS, in_one_place, words
+from tiny_run import rounds_of
 
 pytestmark = pytest.mark.slow
 
@@ -74,11 +73,7 @@ def test_a_server_killed_in_a_round_goes_on_to_the_same_bytes(processes, picture
     processes.connected(*CLIENTS)
     assert processes.start() == name
     run = processes.finished(name)
-    context = in_one_place(pictures, rounds=3)
-    now = first_checkpoint(context)
-    with InProcess(context) as engine:
-        for number in range(3):
-            now, _ = play(context, engine, now, number)
+    now, _ = rounds_of(in_one_place(pictures, rounds=3), 3)
     for client in CLIENTS:
         assert (run / "clients" / client / "model.fqssl").read_bytes() == now.payloads[client]
     assert (run / "checkpoints" / "round-00003" / "aggregated.fqssl").read_bytes() == now.aggregated

@@ -288,7 +288,7 @@ def test_a_repeated_round_gives_the_same_bytes_after_a_restart(pictures, tmp_pat
     from flower_pictures import in_one_place
 
     context = in_one_place(pictures)
-    payload, order = first_checkpoint(context).payloads["car-1"], context.order(0, 0.3).to_json()
+    payload, order = first_checkpoint(context).payloads["car-1"], context.job(0, 0.3).to_json()
     sets = [load_dataset(f"folder:{pictures}/car-1", s) for s in ("train", "test")]
     role = lambda: LocalRole("car-1", 4, *sets, Store(tmp_path / "state"), Events(tmp_path / "log"))  # noqa: E731
     first = role().train(Request("run", "nonce-1", order), payload)

@@ -18,12 +18,11 @@ from fedqssl.deploy.keys import read_public_key
 from fedqssl.deploy.scaffold import make_fleet
 from fedqssl.engines.flower.client import client_app
 from fedqssl.engines.flower.wire import QUERY, Capabilities
-from fedqssl.engines.in_process import InProcess
 from fedqssl.files import write_atomically
 from fedqssl.runs import RunFolder
 from fedqssl.runs.progress import Progress
-from fedqssl.runs.round import first_checkpoint, play
 from flower_pictures import CLIENTS, in_one_place, words
+from tiny_run import rounds_of
 
 
 class FleetGrid(DirectGrid):
@@ -103,11 +102,7 @@ def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fleet, pictures, tmp_pat
     shown = Lines()
     result = run_of(fleet, grid, pictures).play(shown)
     assert shown.lines[0] == "going on after round 1 of 2" and result.global_accuracy is None
-    context = in_one_place(pictures)
-    now = first_checkpoint(context)
-    with InProcess(context) as engine:
-        for number in range(2):
-            now, _ = play(context, engine, now, number)
+    now, _ = rounds_of(in_one_place(pictures), 2)
     assert RunFolder(fleet.runs / "smoke-1").latest().payloads == now.payloads
     status = control.collect(fleet)
     assert (

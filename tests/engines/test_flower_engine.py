@@ -10,16 +10,18 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from client_roles import roles
 from direct_grid import DirectGrid
+from fedqssl.config import load_config
 from fedqssl.engines.flower.client import client_app
 from fedqssl.engines.flower.engine import FlowerEngine
 from fedqssl.engines.flower.exchange import Exchange
 from fedqssl.engines.flower.wire import STYPE, Capabilities, Reply, Request, WireError, pack, unpack
-from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.pool import Pool
 from fedqssl.lowbit import load_bytes, to_bytes
 from fedqssl.lowbit.policy import state_of
 from fedqssl.runs import RunError
-from fedqssl.runs.round import first_checkpoint, play
-from flower_pictures import CLIENTS, in_one_place
+from fedqssl.runs.round import first_checkpoint
+from flower_pictures import CLIENTS, SETTINGS, in_one_place
+from tiny_run import played, rounds_of
 
 
 def engine_of(context, parties, seed=0):
@@ -33,13 +35,13 @@ def engine_of(context, parties, seed=0):
     return engine
 
 
-def played(context, engine, rounds=2):
-    now, lines = first_checkpoint(context), []
-    with engine:
-        for number in range(rounds):
-            now, line = play(context, engine, now, number)
-            lines.append(line)
-    return now, lines
+def fleet_context(pictures, told, **changes):
+    """What the server of a fleet with these clients knows."""
+    from fedqssl.deploy.fleet import ServerData
+    from fedqssl.deploy.roster import ServerImages
+
+    config = load_config("smoke", {**SETTINGS, **changes})
+    return ServerImages(ServerData(f"folder:{pictures}/buffer", None)).context(config, told)
 
 
 def timeless(lines):
@@ -48,7 +50,7 @@ def timeless(lines):
 
 @pytest.fixture(scope="module")
 def reference(pictures):
-    return played(in_one_place(pictures), InProcess(in_one_place(pictures)))
+    return rounds_of(in_one_place(pictures), 2)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -64,20 +66,21 @@ def test_other_algorithms_run_unchanged(pictures, tmp_path, algorithm):
     """FedPAQ sends updates and needs labels: the van has none, and says so."""
     context = in_one_place(pictures, algorithm=algorithm, min_clients=1, rounds=1)
     parties = roles(pictures, tmp_path)
-    now, (line,) = played(context, engine_of(context, parties), 1)
+    now, (line,) = played(context, engine_of(context, parties), count=1)
     if algorithm == "fed_paq":
         assert list(line["rejected"]) == ["van-3"] and "DataError" in line["rejected"]["van-3"]
         assert sorted(line["weights"]) == ["car-1", "car-2"]
     else:
-        expected, (wanted,) = played(context, InProcess(context), 1)
+        expected, (wanted,) = rounds_of(context)
         assert (now.payloads, now.aggregated) == (expected.payloads, expected.aggregated)
         assert timeless([line]) == timeless([wanted])
 
 
 def test_central_needs_all_images_in_one_place(pictures, tmp_path):
-    context = in_one_place(pictures, algorithm="central")
+    told = {name: role.capabilities() for name, role in roles(pictures, tmp_path).items()}
+    context = fleet_context(pictures, told, algorithm="central")
     with pytest.raises(ValueError, match="central needs all clients' images in one place"):
-        played(context, engine_of(context, roles(pictures, tmp_path)), 1)
+        played(context, engine_of(context, roles(pictures, tmp_path)), count=1)
 
 
 def changed(reply, payload=None, **values):
@@ -241,21 +244,24 @@ def test_what_is_not_a_message_is_refused():
         unpack(other, Reply)
 
 
-def test_an_order_from_elsewhere_is_checked(pictures):
-    from fedqssl.federated.order import Order, OrderError
+def test_a_job_from_elsewhere_is_checked(pictures):
+    from fedqssl.federated.job import JobError
+    from fedqssl.federated.perform import read_job
 
     context = in_one_place(pictures)
-    order = context.order(1, 0.3)
-    assert Order.from_json(order.to_json()) == order
-    values = order.to_json()
+    job = context.job(1, 0.3)
+    assert read_job(job.to_json()) == job
+    values = job.to_json()
+    assert {"mu", "plainly"} < values.keys()  # names on the wire, whatever they are called here
     for change, words in [
         ({"algorithm": "fed_magic"}, "unknown algorithm"),
         ({"lr": "fast"}, "lr"),
         ({"epochs": 0}, "out of range"),
         ({"task": {**values["task"], "model": "os:system"}}, "allow that with --trust"),
+        ({"algorithm": "os:system"}, "allow that with --trust"),
     ]:
-        with pytest.raises(OrderError, match=words):
-            Order.from_json({**values, **change})
+        with pytest.raises(JobError, match=words):
+            read_job({**values, **change})
 
 
 def test_load_bytes_is_what_checks_payloads(pictures):
@@ -266,12 +272,12 @@ def test_load_bytes_is_what_checks_payloads(pictures):
     assert to_bytes(task.reader(4)) == honest
 
 
-def test_the_servers_workers_have_the_buffer_and_nothing_else(pictures, tmp_path, reference):
-    """Two worker processes de-quantize; a client that the engine did not know when they started is no matter to them."""
-    context = in_one_place(pictures, workers=2)
-    engine = engine_of(context, roles(pictures, tmp_path))
-    slim = context.for_workers()
-    assert slim.partition.clients == {} and torch.equal(slim.buffer(), context.buffer()) and slim.public is None
-    now, _ = played(context, engine, 1)
-    first = played(in_one_place(pictures), InProcess(in_one_place(pictures)), 1)[0]
-    assert now.payloads == first.payloads and engine.workers_peak > 0
+def test_a_fleet_and_its_workers_give_the_same_bytes(pictures, tmp_path):
+    """The server knows numbers of images and its own buffer; two worker processes de-quantize and re-quantize."""
+    told = {name: role.capabilities() for name, role in roles(pictures, tmp_path).items()}
+    context = fleet_context(pictures, told)
+    assert context.sizes == {n: c.samples for n, c in told.items()} and context.label_counts() is None
+    with Pool(context, workers=2) as pool:
+        now, _ = played(context, engine_of(context, roles(pictures, tmp_path)), pool, 1)
+        assert pool.peak_memory() > 0
+    assert now.payloads == rounds_of(in_one_place(pictures))[0].payloads

@@ -6,7 +6,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedqssl.engines.flower.wire import Reply, Request, pack
-from fedqssl.federated.order import Order
+from fedqssl.federated.job import Job
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import LowBitOptions, to_bytes
 
@@ -22,9 +22,9 @@ def test_at_most_two_percent(direction):
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     task = Task("resnet18", 16, 3, "simclr", 0.5, 128, 0, LowBitOptions(), 10)
     payload = to_bytes(task.converted(4))
-    order = Order(3, 0.3, "fed_qssl", task, 2)
+    job = Job(3, 0.3, "fed_qssl", task, 2)
     about = (
-        Request("r" * 16, "n" * 32, order.to_json())
+        Request("r" * 16, "n" * 32, job.to_json())
         if direction == "down"
         else Reply("r" * 16, "n" * 32, 3, 5000, (4.1, 4.0))
     )

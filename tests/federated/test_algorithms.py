@@ -13,10 +13,12 @@ from torch import nn
 
 from fedqssl.config import load_config
 from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.pool import Pool
 from fedqssl.federated.algorithms import ALGORITHMS
 from fedqssl.federated.client import local_update
-from fedqssl.federated.order import carry_out
+from fedqssl.federated.perform import perform
 from fedqssl.federated.randomness import generator
+from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.state import read_payload, read_state
 from fedqssl.federated.task import batches
 from fedqssl.federated.updates import decode_update
@@ -31,17 +33,24 @@ CLIENTS = ("client-00", "client-01", "client-02")
 MIXED, FULL = [4, 8, 32], [32, 32, 32]
 
 
-class Backwards(InProcess):
-    """Does jobs and delivers replies in the opposite order, and notes what clients sent."""
+class BackwardsPool(Pool):
+    """Does jobs in the opposite order."""
 
-    def _run(self, what, function, jobs):
-        done = super()._run(what, function, dict(reversed(jobs.items())))
+    def run(self, what, function, jobs):
+        done = super().run(what, function, dict(reversed(jobs.items())))
         return dict(reversed(done.items()))
 
-    def train_clients(self, payloads, *arguments, **options):
-        replies, failed = super().train_clients(payloads, *arguments, **options)
-        self.context.uploads.update({n: payload for n, (payload, _) in replies.items()})
+
+class Backwards(InProcess):
+    """Delivers replies in the opposite order, and notes what clients sent."""
+
+    def train_clients(self, payloads, job):
+        replies, failed = super().train_clients(payloads, job)
+        self.pool.shared.uploads.update({n: payload for n, (payload, _) in replies.items()})
         return dict(reversed(replies.items())), failed
+
+
+BACKWARDS = {"engine_type": Backwards, "pool_type": BackwardsPool}
 
 
 def without_time(line):
@@ -54,7 +63,7 @@ def test_conformance_with_bits_of_4_8_and_32(name):
     context = tiny_context(algorithm=name, bits=MIXED)
     object.__setattr__(context, "uploads", {})
     after, (line,) = rounds_of(context)
-    again, (other,) = rounds_of(context, engine_type=Backwards)
+    again, (other,) = rounds_of(context, **BACKWARDS)
     assert after.payloads == again.payloads and after.aggregated == again.aggregated
     assert without_time(line) == without_time(other)
 
@@ -107,29 +116,35 @@ def test_one_short_file_each_with_a_citation_on_top(name):
     assert algorithm.description and "\n" not in algorithm.description and len(algorithm.description) < 100
 
 
-def test_labels_reach_supervised_clients_and_no_other():
+def test_labels_reach_supervised_clients_and_no_other(monkeypatch):
+    seen = []
+    monkeypatch.setattr("fedqssl.federated.client.train_epoch", lambda *given: seen.append(given[5]) or 0.0)
     for name, algorithm in ALGORITHMS.items():
         context = tiny_context(algorithm=name)
-        job = context.local_job("client-01", 0, 0.1)
+        data = context.client("client-01")
+        seen.clear()
+        assert torch.equal(data.labels, context.train.labels[context.partition.clients["client-01"].train])
+        perform(context.job(0, 0.1), first_checkpoint(context).payloads["client-01"], data)
         if algorithm.objective == "supervised":
-            assert torch.equal(job.labels, context.train.labels[context.partition.clients["client-01"].train])
+            assert torch.equal(seen[0], data.labels)
         else:
-            assert job.labels is None
+            assert seen[0] is None
 
 
 def test_supervised_training_uses_the_labels():
     context = tiny_context(algorithm="fed_avg")
-    job = context.local_job("client-01", 0, 0.1)
+    job, data = context.job(0, 0.1), context.client("client-01")
     payload = first_checkpoint(context).payloads["client-01"]
-    other = dataclasses.replace(job, labels=job.labels.flip(0))
-    assert local_update(payload, job)[0] == local_update(payload, job)[0] != local_update(payload, other)[0]
+    other = dataclasses.replace(data, labels=data.labels.flip(0))
+    sent = [local_update(payload, job, mine)[0] for mine in (data, data, other)]
+    assert sent[0] == sent[1] != sent[2]
     with pytest.raises(ValueError, match="needs labels"):
-        local_update(payload, dataclasses.replace(job, labels=None))
+        local_update(payload, job, dataclasses.replace(data, labels=None))
 
 
 def supervised_steps(context, payload: bytes, mu: float = 0.0) -> bytes:
     """The client's E epochs at 32 bits, by torch's own SGD and autograd of ``F + mu/2 |w - w_0|^2``."""
-    job = context.local_job("client-00", 0, context.config.lr)
+    job = context.client("client-00")
     model = context.task.converted(32)
     load_bytes(model, payload)
     start = [p.detach().clone() for p in model.parameters()]
@@ -213,7 +228,7 @@ def test_the_proximal_term_on_codes(rule, bits):
     assert opt.state_bytes() == kept + shadows
 
 
-class EqualLosses(InProcess):
+class EqualLosses(ServerOperators):
     def dequantize(self, payloads):
         return {name: (state, 1.5) for name, (state, _) in super().dequantize(payloads).items()}
 
@@ -222,7 +237,7 @@ def test_fed_qssl_without_buffer_epochs_and_with_equal_losses_is_plain_averaging
     idle = {"server.dequantize_epochs": 0, "server.requantize_epochs": 0}
     context = tiny_context(algorithm="fed_qssl", **idle)
     assert len({len(split.train) for split in context.partition.clients.values()}) == 1
-    after, (line,) = rounds_of(context, engine_type=EqualLosses)
+    after, (line,) = rounds_of(context, operators=EqualLosses)
     plain, (other,) = rounds_of(tiny_context(algorithm="fed_simclr"))
     assert line["weights"] == other["weights"]
     assert after.aggregated == plain.aggregated and after.payloads == plain.payloads
@@ -235,7 +250,8 @@ def test_local_only_clients_never_see_each_other():
     after, lines = rounds_of(context, 2)
     chain = first_checkpoint(context).payloads
     for number in range(2):
-        chain = {n: local_update(p, context.local_job(n, number, lines[number]["lr"]))[0] for n, p in chain.items()}
+        job = context.job(number, lines[number]["lr"])
+        chain = {n: local_update(p, job, context.client(n))[0] for n, p in chain.items()}
     assert after.payloads == chain and after.aggregated is None
 
 
@@ -246,22 +262,17 @@ def test_local_models_are_trained_as_the_algorithm_trains():
     for name in ("fed_avg", "fed_prox", "fed_paq"):
         context = tiny_context(algorithm=name, bits=MIXED, **mu)
         start = first_checkpoint(context).payloads["client-02"]
-        order = context.order(0, 0.05, return_model=True)
-        sent[name], _ = carry_out(order, start, context.member("client-02"))
+        sent[name], _ = perform(context.job(0, 0.05, return_model=True), start, context.client("client-02"))
     assert sent["fed_paq"] == sent["fed_avg"] != sent["fed_prox"]
-    assert (
-        sent["fed_prox"]
-        == ALGORITHMS["fed_prox"].client(
-            start, tiny_context(algorithm="fed_prox", bits=MIXED, **mu).local_job("client-02", 0, 0.05)
-        )[0]
-    )
+    prox = tiny_context(algorithm="fed_prox", bits=MIXED, **mu)
+    assert sent["fed_prox"] == ALGORITHMS["fed_prox"].client(start, prox.job(0, 0.05), prox.client("client-02"))[0]
 
 
 def test_fed_paq_adds_the_mean_of_the_decoded_updates():
     context = tiny_context(algorithm="fed_paq")
     object.__setattr__(context, "uploads", {})
     before = read_payload(first_checkpoint(context).aggregated, 32, context.task)
-    after, (line,) = rounds_of(context, engine_type=Backwards)
+    after, (line,) = rounds_of(context, **BACKWARDS)
     updates = {n: decode_update(p) for n, p in context.uploads.items()}
     got = read_payload(after.aggregated, 32, context.task)
     for key, x in before.items():
@@ -272,19 +283,20 @@ def test_fed_paq_adds_the_mean_of_the_decoded_updates():
 def test_server_only_works_as_much_as_fed_qssls_server_and_on_the_buffer_alone():
     seen = []
 
-    class Spy(InProcess):
+    class Spy(ServerOperators):
         def train(self, state, where, epochs):
             seen.append((where, epochs))
             return super().train(state, where, epochs)
 
-    rounds_of(tiny_context(algorithm="server_only", **{"server.dequantize_epochs": 2}), engine_type=Spy)
+    rounds_of(tiny_context(algorithm="server_only", **{"server.dequantize_epochs": 2}), operators=Spy)
     context = tiny_context(algorithm="central", local_epochs=3)
-    rounds_of(context, engine_type=Spy)
+    rounds_of(context, operators=Spy)
     assert seen == [("buffer", 6), ("everywhere", 3)]
     split = context.partition
-    everyone = set(context.everyone().tolist())
-    assert everyone == set().union(*(c.train.tolist() for c in split.clients.values()))
-    assert not everyone & set(split.buffer.tolist())
+    theirs = sorted(set().union(*(c.train.tolist() for c in split.clients.values())))
+    assert not set(theirs) & set(split.buffer.tolist())
+    pixels = [sorted(x.flatten(1).tolist()) for x in (context.everyone(), context.train.images[theirs])]
+    assert pixels[0] == pixels[1]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedqssl.cli.main import main
-from fedqssl.engines.context import build_context
 from fedqssl.evaluation.collapse import Collapse
+from fedqssl.federated.context import build_simulation
 from fedqssl.federated.state import read_payload
 from fedqssl.report import write_report
 from fedqssl.report.clients_section import rank_correlation
@@ -155,7 +155,7 @@ def test_layer_errors_are_those_of_the_loaded_models(real):
     found = layer_errors(run)
     assert isinstance(found, LayerErrors)
     folder = sorted((real / "checkpoints").glob("round-?????"))[-1]
-    task = build_context(run.config).task
+    task = build_simulation(run.config).task
     whole = read_payload((folder / "aggregated.fqssl").read_bytes(), 32, task)
     for bits, errors in found.layers.items():
         own = read_payload((real / "clients" / found.clients[bits] / "model.fqssl").read_bytes(), bits, task)

@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.pool import Pool
 from fedqssl.runs import RunError, RunFolder, resume, start
 from fedqssl.runs.folder import Checkpoint, Totals
-from fedqssl.runs.round import first_checkpoint, play
+from fedqssl.runs.round import first_checkpoint, play_round
 from tiny_run import TINY, figures, model_bytes, silent, tiny, tiny_context
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -228,7 +229,7 @@ def test_a_full_disk_ends_in_one_line_and_the_last_checkpoint_survives(finished,
 
 def test_a_new_run_on_a_full_disk_says_so_and_can_be_started_again(tmp_path, monkeypatch):
     disk, folder = FullDisk(monkeypatch), tmp_path / "full"
-    monkeypatch.setattr("fedqssl.runs.lifecycle.build_context", lambda config, progress: tiny_context())
+    monkeypatch.setattr("fedqssl.runs.lifecycle.build_simulation", lambda config, progress: tiny_context())
     monkeypatch.setattr("fedqssl.runs.lifecycle.run_to_end", lambda context, folder, progress: "done")
     for where in ("environment.json", "config.toml"):
         disk.where = where
@@ -327,9 +328,9 @@ def test_memory_does_not_grow_with_rounds():
     """From round 3 to round 8: live tensors by at most 64 KiB, resident memory by at most 16 MiB (allocator noise)."""
     context = tiny_context(images=80, **{"evaluation.knn_every": 4})
     now, tensors, pages = first_checkpoint(context), [], []
-    with InProcess(context) as engine:
+    with Pool(context) as pool:
         for number in range(8):
-            now, _ = play(context, engine, now, number % 2)
+            now, _ = play_round(context, InProcess(pool), pool, now, number % 2)
             tensors.append(live_bytes())
             pages.append(resident())
     assert tensors[7] - tensors[2] <= 2**16, tensors

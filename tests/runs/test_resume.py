@@ -10,7 +10,7 @@ from PIL import Image
 import fedqssl
 from fedqssl.config import load_config, protocol
 from fedqssl.data.scenes import scenes
-from fedqssl.engines.context import build_context
+from fedqssl.federated.context import build_simulation
 from fedqssl.runs import lifecycle, resume, start
 from fedqssl.runs.evaluate import some
 from fedqssl.runs.folder import RunError
@@ -30,15 +30,15 @@ def phones(tmp_path_factory) -> Path:
 
 def broken_off(out, monkeypatch, **changes):
     """A run that ends after its first round."""
-    real = lifecycle.play
+    real = lifecycle.play_round
 
-    def once(context, engine, before, number):
+    def once(context, engine, pool, before, number):
         if number == 1:
             raise KeyboardInterrupt
-        return real(context, engine, before, number)
+        return real(context, engine, pool, before, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lifecycle, "play", once)
+        patch.setattr(lifecycle, "play_round", once)
         with pytest.raises(KeyboardInterrupt):
             start(load_config("smoke", {**TINY, **changes}), out, say=lambda line: None)
 
@@ -104,6 +104,6 @@ def test_classes_inside_clients_stay_classes(phones, tmp_path):
             for i in range(20):
                 Image.fromarray(scenes(40).images[i].permute(1, 2, 0).numpy()).save(home / f"{i}.png")
     changes = {**TINY, "data": f"folder:{tmp_path}/two", "partition": "natural", "clients": 2, "bits": [4, 8]}
-    assert build_context(load_config("smoke", changes)).train.labels is not None
+    assert build_simulation(load_config("smoke", changes)).train.labels is not None
     changes = {**TINY, "data": f"folder:{phones}/phones", "partition": "natural"}
-    assert build_context(load_config("smoke", changes)).train.labels is None
+    assert build_simulation(load_config("smoke", changes)).train.labels is None

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedqssl.engines.context import build_context
-from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.pool import Pool
 from fedqssl.engines.shared_images import SharedImages
+from fedqssl.federated.context import build_simulation
 from fedqssl.lowbit import load_bytes, to_bytes
 from fedqssl.lowbit.container import read_header
 from fedqssl.runs import RunError, RunFolder, RunResult, lifecycle, resume, start
@@ -36,7 +36,7 @@ def test_a_run_leaves_what_it_promises(finished):
 
 
 def test_payloads_are_in_each_clients_bits_and_counted_by_their_length(finished):
-    context = build_context(tiny())
+    context = build_simulation(tiny())
     for name, data in model_bytes(finished.folder).items():
         bits = context.bits[name]
         assert read_header(data)["bits"] == str(bits) and finished.clients[name].bits == bits
@@ -74,24 +74,23 @@ def _process(context, *arguments) -> float:
     return float(os.getpid())
 
 
-def test_accuracies_are_judged_in_the_workers_where_they_have_the_images():
-    context, jobs = tiny_context(workers=2), {n: (n,) for n in ("a", "b", "c")}
-    with InProcess(context) as engine:
-        assert float(os.getpid()) not in engine.evaluate(_process, jobs).values()
-        engine.context = dataclasses.replace(
-            context, public=context.buffer()
-        )  # clients keep theirs: workers have the buffer
-        assert {*engine.evaluate(_process, jobs).values()} == {float(os.getpid())}
+def test_accuracies_are_judged_in_the_workers():
+    """Where there are two; and they are given all images, by way of one file."""
+    context, jobs = tiny_context(), {n: (n,) for n in ("a", "b", "c")}
+    with Pool(context, workers=2) as pool:
+        assert float(os.getpid()) not in pool.run("evaluation", _process, jobs).values()
+    with Pool(context, workers=1) as pool:
+        assert {*pool.run("evaluation", _process, jobs).values()} == {float(os.getpid())}
 
 
 def test_workers_get_no_second_copy_of_the_images():
     context = tiny_context()
-    with SharedImages(context) as attachment:
-        for part in (attachment.context.train, attachment.context.test):
-            assert part.images.untyped_storage().nbytes() == 0 and part.labels is not None
-        opened = attachment.open()
-        assert torch.equal(opened.train.images, context.train.images)
-        assert torch.equal(opened.test.images, context.test.images)
+    with SharedImages(context) as shared:
+        assert len(shared.pickled) < 2**16 < context.train.images.numel()
+        opened = shared.open()
+        for mine, theirs in ((context.train, opened.train), (context.test, opened.test)):
+            assert torch.equal(mine.images, theirs.images) and torch.equal(mine.labels, theirs.labels)
+            assert not theirs.images.untyped_storage().resizable()  # mapped, not allocated
 
 
 def test_no_room_for_the_workers_images(finished, tmp_path):
@@ -116,14 +115,14 @@ def test_without_an_aggregated_model_the_mean_over_the_clients_counts(tmp_path):
         start(tiny(algorithm="local_only", rounds=1, workers=w), tmp_path / str(w), say=silent) for w in (1, 2)
     )
     assert figures(alone) == figures(both)
-    context, models = build_context(tiny(algorithm="local_only")), model_bytes(alone.folder)
+    context, models = build_simulation(tiny(algorithm="local_only")), model_bytes(alone.folder)
     each = [global_accuracy(context, context.bits[n], models[n]) for n in sorted(models)]
     assert alone.global_accuracy == sum(each) / 3 and len({*each}) > 1
 
 
 def test_labels_change_no_byte_of_pre_training(finished, tmp_path):
     """With the partition fixed: its train/test cut is stratified, so it may look at labels; training may not."""
-    context = build_context(tiny())
+    context = build_simulation(tiny())
     labels = context.train.labels
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(9))
     assert not torch.equal(labels[order], labels)

@@ -40,7 +40,7 @@ def in_one_place(folder: Path, **changes):
     from fedqssl.data.images import ImageSet
     from fedqssl.data.partition import ClientSplit, Partition
     from fedqssl.data.registry import load_dataset
-    from fedqssl.engines.context import Context, make_task
+    from fedqssl.federated.context import Simulation, make_task
 
     settings = {**SETTINGS, **changes, "clients": len(CLIENTS), "bits": list(CLIENTS.values())}
     config = load_config("smoke", settings)
@@ -53,10 +53,9 @@ def in_one_place(folder: Path, **changes):
         at += len(images)
     classes = 10 if changes.get("algorithm") in ("fed_avg", "fed_prox", "fed_paq") else 0
     task = make_task(config, 3, classes)
-    empty = ImageSet(public[:0])
-    return Context(
-        config, task, ImageSet(torch.cat(parts)), empty, Partition(torch.arange(0), splits), dict(CLIENTS), public
-    )
+    partition = Partition(torch.arange(at, at + len(public)), splits)
+    images = ImageSet(torch.cat([*parts, public]))
+    return Simulation(config, task, dict(CLIENTS), images, ImageSet(public[:0]), partition)
 
 
 def words(**changes) -> list[str]:

@@ -22,16 +22,16 @@ honest = LocalRole.train
 
 
 def train(role, request, payload):
-    order = request.read_order()
+    job = request.job()
     sent, metrics = honest(role, request, payload)
     if what == "raise":
         raise RuntimeError("secret: /home/me/holiday.png")
-    if what == "slowly" or (what == "slow" and order.round_number == 1):
+    if what == "slowly" or (what == "slow" and job.round_number == 1):
         print("asleep", flush=True)
         time.sleep(float(number))
     changed = {
         "truncated": lambda: sent[:-100],
-        "bits": lambda: to_bytes(order.task.converted(int(number))),
+        "bits": lambda: to_bytes(job.task.converted(int(number))),
         "gigabyte": lambda: bytes(1 << 30),
     }
     return changed.get(what, lambda: sent)(), metrics

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from fedqssl.config import RunConfig, load_config
 from fedqssl.data.registry import load_dataset
-from fedqssl.engines import context as contexts
-from fedqssl.engines.context import Context, build_context
 from fedqssl.engines.in_process import InProcess
-from fedqssl.runs import RunResult
-from fedqssl.runs.round import first_checkpoint, play
+from fedqssl.engines.pool import Pool
+from fedqssl.federated import context as contexts
+from fedqssl.federated.context import Context, Simulation, build_simulation
+from fedqssl.runs import RunResult, round
+from fedqssl.runs.round import first_checkpoint, play_round
 
 TINY = {
     "model": "small_cnn",
@@ -35,23 +36,33 @@ def _scenes(split):
     return load_dataset("scenes", split)
 
 
-def tiny_context(**changes) -> Context:
-    """As build_context, but without monitors, and the embedded images are drawn once for all tests."""
+def tiny_context(**changes) -> Simulation:
+    """As build_simulation, but without monitors, and the embedded images are drawn once for all tests."""
     real = contexts.load_dataset
     contexts.load_dataset = lambda spec, split, *rest, **options: _scenes(split)
     try:
-        return build_context(tiny(**{"evaluation.knn_every": 0, **changes}))
+        return build_simulation(tiny(**{"evaluation.knn_every": 0, **changes}))
     finally:
         contexts.load_dataset = real
 
 
-def rounds_of(context: Context, count: int = 1, engine_type=InProcess):
-    """Checkpoint and lines of the first rounds."""
-    checkpoint, lines = first_checkpoint(context), []
-    with engine_type(context) as engine:
-        for number in range(count):
-            checkpoint, line = play(context, engine, checkpoint, number)
-            lines.append(line)
+def rounds_of(context: Context, count: int = 1, engine_type=InProcess, pool_type=Pool, operators=None):
+    """Checkpoint and lines of the first rounds, with whatever carries, works and operates."""
+    real = round.ServerOperators
+    round.ServerOperators = operators or real
+    try:
+        with pool_type(context) as pool:
+            return played(context, engine_type(pool), pool, count)
+    finally:
+        round.ServerOperators = real
+
+
+def played(context: Context, engine, pool=None, count: int = 2):
+    """Checkpoint and lines of the first rounds with this engine."""
+    checkpoint, lines, pool = first_checkpoint(context), [], pool or Pool(context)
+    for number in range(count):
+        checkpoint, line = play_round(context, engine, pool, checkpoint, number)
+        lines.append(line)
     return checkpoint, lines
 
 

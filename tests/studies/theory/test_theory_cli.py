@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedqssl.cli.main import app, main
 from fedqssl.config import load_config, to_toml
-from fedqssl.engines.context import build_context
+from fedqssl.federated.context import build_simulation
 from fedqssl.lowbit import to_bytes
 from fedqssl.studies.theory import Settings, parse_bits, run_checks
 
@@ -67,7 +67,7 @@ def test_representability_needs_a_run(tmp_path: Path) -> None:
 def _untrained_run(folder: Path) -> Path:
     """The files of a run that the verb reads, with the models that its clients start from."""
     config = load_config("smoke", ["model=small_cnn", "images=200"])
-    context = build_context(config)
+    context = build_simulation(config)
     folder.mkdir()
     (folder / "config.toml").write_text(to_toml(config))
     for name, bits in context.bits.items():

@@ -1,0 +1,137 @@
+"""The server's optimisers and its average: recomputed by hand, around any algorithm, and resumed bit for bit."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedqssl.config import ConfigError
+from fedqssl.federated.algorithms import ALGORITHMS
+from fedqssl.federated.algorithms.base import Round
+from fedqssl.federated.optimizers import configured_server
+from fedqssl.federated.optimizers.adam import with_adam
+from fedqssl.federated.optimizers.ema import with_ema
+from fedqssl.federated.optimizers.momentum import with_momentum
+from fedqssl.federated.server_state import equal, part_of, state_from_bytes, state_to_bytes
+from fedqssl.federated.state import read_payload
+from fedqssl.lowbit import ContainerError
+from fedqssl.runs import RunFolder, resume, start
+from tiny_run import figures, model_bytes, rounds_of, silent, tiny, tiny_context
+
+OPTIMIZED = [
+    {"server.optimizer": "momentum", "server.momentum": 0.5},
+    {"server.optimizer": "adam"},
+    {"server.ema": 0.5},
+    {"server.optimizer": "momentum", "server.ema": 0.9},
+]
+
+
+def played(wrap, aggregates, start=0.0):
+    """The weight after each round whose aggregate is ``w + step``, and the statistic; and the last state."""
+    state, w, found = {}, start, []
+    for step in aggregates:
+        before = {"a.weight": torch.tensor([w]), "bn.running_mean": torch.tensor([0.0])}
+        aggregate = {"a.weight": torch.tensor([w + step]), "bn.running_mean": torch.tensor([7.0])}
+        server = wrap(lambda state, arrived, operators, w=aggregate: (state, Round(w, lambda w: {})))
+        state, after = server(state, None, SimpleNamespace(before=lambda before=before: before))
+        assert float(after.aggregate["bn.running_mean"]) == 7.0  # measured, not optimised
+        w = float(after.aggregate["a.weight"])
+        found.append((w, after))
+    return found, state
+
+
+def test_momentum_by_hand():
+    """m1 = 1, w1 = 0 + 0.5; m2 = 0.9 + 2 = 2.9, w2 = 0.5 + 1.45; m3 = 2.61 - 1 = 1.61, w3 = 1.95 + 0.805."""
+    found, state = played(lambda server: with_momentum(server, beta=0.9, lr=0.5), [1.0, 2.0, -1.0])
+    assert [w for w, _ in found] == pytest.approx([0.5, 1.95, 2.755], rel=1e-6)
+    assert float(state["momentum/m/a.weight"]) == pytest.approx(1.61) and len(state) == 1
+
+
+def test_adam_by_hand():
+    """beta1 = 0.5, beta2 = 0.75, tau = 0.1, lr = 0.2: m1 = 0.5, v1 = 0.0075 + 0.25; m2 = 1.25, v2 = 0.193125 + 1."""
+    found, state = played(lambda server: with_adam(server, 0.5, 0.2, beta2=0.75, tau=0.1), [1.0, 2.0])
+    first = 0.2 * 0.5 / (0.2575**0.5 + 0.1)
+    second = first + 0.2 * 1.25 / (1.193125**0.5 + 0.1)
+    assert [w for w, _ in found] == pytest.approx([first, second], rel=1e-5)
+    assert sorted(state) == ["adam/m/a.weight", "adam/v/a.weight"]
+
+
+def test_average_by_hand():
+    """a1 = 1; w2 = 3, a2 = 0.75 + 0.75; w3 = 2, a3 = 1.125 + 0.5. Training continues from w."""
+    found, state = played(lambda server: with_ema(server, beta=0.75), [1.0, 2.0, -1.0])
+    assert [w for w, _ in found] == [1.0, 3.0, 2.0]
+    assert [float(after.served["a.weight"]) for _, after in found] == pytest.approx([1.0, 1.5, 1.625])
+    assert float(state["ema/a.weight"]) == pytest.approx(1.625)
+
+
+def test_momentum_of_nothing_is_the_algorithm():
+    plain, _ = rounds_of(tiny_context(), 2)
+    same, _ = rounds_of(tiny_context(**{"server.optimizer": "momentum", "server.momentum": 0.0}), 2)
+    got, want = (read_payload(c.aggregated, 32, tiny_context().task) for c in (same, plain))
+    assert all(torch.allclose(got[n], want[n], atol=1e-5) for n in want)
+
+
+@pytest.mark.parametrize("algorithm", [n for n, a in ALGORITHMS.items() if a.federates and n != "fed_prox"])
+def test_around_any_algorithm(algorithm):
+    """One round of momentum with half a step goes half the way of the algorithm."""
+    half = {"server.optimizer": "momentum", "server.optimizer_lr": 0.5}
+    context = tiny_context(algorithm=algorithm)
+    plain, _ = rounds_of(context)
+    stepped, _ = rounds_of(tiny_context(algorithm=algorithm, **half))
+    first = read_payload(rounds_of(context, 0)[0].aggregated, 32, context.task)
+    w, there = (read_payload(c.aggregated, 32, context.task) for c in (stepped, plain))
+    for name in w:
+        if "running" not in name and not name.endswith((".low", ".high")):
+            assert torch.allclose(w[name], first[name] + 0.5 * (there[name] - first[name]), atol=2e-3), name
+
+
+def test_an_algorithm_without_an_aggregate_is_refused():
+    for change in OPTIMIZED[:3]:
+        with pytest.raises(ConfigError, match="local_only has no aggregated model"):
+            configured_server(ALGORITHMS["local_only"], tiny(algorithm="local_only", **change))
+
+
+def test_the_average_is_what_is_handed_out(tmp_path):
+    result = start(tiny(rounds=3, **{"server.ema": 0.8}), tmp_path / "run", say=silent)
+    checkpoint = RunFolder(result.folder).latest()
+    average = part_of(checkpoint.server_state, "ema")
+    handed = read_payload(checkpoint.aggregated, 32, tiny_context().task)
+    assert all(torch.allclose(handed[n], average[n], rtol=2e-3, atol=1e-4) for n in handed)
+    in_full = read_payload((result.folder / "clients/client-02/model.fqssl").read_bytes(), 32, tiny_context().task)
+    assert all(torch.equal(in_full[n], handed[n]) for n in handed)
+
+
+@pytest.mark.parametrize("settings", OPTIMIZED, ids=lambda s: "-".join(map(str, s.values())))
+def test_resumed_bit_for_bit(settings, tmp_path, monkeypatch):
+    config = tiny(rounds=3, **settings)
+    whole = start(config, tmp_path / "whole", say=silent)
+    real = RunFolder.save
+
+    def killed(self, checkpoint):
+        real(self, checkpoint)
+        if checkpoint.rounds_done == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            start(config, tmp_path / "parts", say=silent)
+    parts = resume(tmp_path / "parts", say=silent)
+    assert figures(parts) == figures(whole) and model_bytes(parts.folder) == model_bytes(whole.folder)
+    one, two = (RunFolder(run.folder).latest().server_state for run in (whole, parts))
+    assert one and equal(one, two)
+
+
+def test_a_state_travels_bit_for_bit():
+    state = {
+        "a/b": torch.tensor([0.1, float("inf")]),
+        "steps": 3,
+        "rate": 0.1,
+        "half": torch.ones(2, dtype=torch.float64),
+    }
+    assert equal(state_from_bytes(state_to_bytes(state)), state)
+    assert not equal({**state, "steps": 4}, state) and not equal({}, state)
+    data = state_to_bytes(state)
+    for bad in (data[:-1], data[:60] + bytes([data[60] ^ 1]) + data[61:], b"", b"FQSSL\0"):
+        with pytest.raises(ContainerError):
+            state_from_bytes(bad)
