@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from fedqssl.cli.main import app, main
 from fedqssl.data.images import ImageSet
 from fedqssl.deploy import control
-from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one, write_json
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one
 from fedqssl.deploy.keys import make_key, read_key, read_public_key
 from fedqssl.deploy.scaffold import make_fleet, own_key
 from fedqssl.deploy.store import Store, round_key
 from fedqssl.federated.client import ClientMetrics
+from fedqssl.files import write_json
 
 
 def said(*words) -> str:

@@ -102,14 +102,13 @@ def server(
     from fedqssl.data.pixels import check_on_bad
     from fedqssl.data.registry import absolute
     from fedqssl.deploy.control import LAST
-    from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, read_json
+    from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
     from fedqssl.deploy.serving import serve
     from fedqssl.serve.running import is_loopback
 
     check_on_bad(on_bad or "error")
     found = Fleet.open(fleet)
-    last = read_json(found.server / LAST) if buffer is None and labeled is None else None
-    last = last if isinstance(last, dict) else {}
+    last = found.told(LAST) if buffer is None and labeled is None else {}
     own, _, own_port = found.address.rpartition(":")
     given = {"buffer": buffer, "eval": labeled, "host": host, "max_mib": max_mib}
     known: dict[str, Any] = {"buffer": last.get("buffer"), "eval": last.get("labeled"), "max_mib": 256}

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from fedqssl.config import RunConfig, load_config, to_toml
 from fedqssl.config.load import parse_words
-from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError, read_json, write_json
-from fedqssl.files import write_atomically
+from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError
+from fedqssl.files import write_atomically, write_json
 
 LAST = "last.json"
 """In the server's folder: the images that it was started with, which are those of a start without options."""
@@ -66,7 +66,7 @@ def requested(preset: str, settings: Sequence[str]) -> RunConfig:
 def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool = False) -> tuple[str, bool]:
     """Start a run, or go on with the one that is not finished; its name, and whether it goes on."""
     _check_serving(fleet)
-    status = read_json(fleet.server / "status.json") or {}
+    status = fleet.told("status.json")
     if status.get("state") in GOING:
         raise FleetError(
             f"{status.get('run')} is running; see fedqssl deploy status, or end it with fedqssl deploy stop"
@@ -89,7 +89,7 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
         name = known
     number = _order(fleet, do="start", run=name)
     try:
-        _until(lambda: (read_json(fleet.server / "status.json") or {}).get("id") == number)
+        _until(lambda: fleet.told("status.json").get("id") == number)
     except BaseException:
         _withdraw(fleet, number)
         raise
@@ -98,9 +98,8 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
 
 def _withdraw(fleet: Fleet, number: str) -> None:
     """Take an order back that nobody waits for: it must not start a run in an hour."""
-    path = fleet.server / "wanted.json"
-    if (read_json(path) or {}).get("id") == number:
-        path.unlink(missing_ok=True)
+    if fleet.told("wanted.json").get("id") == number:
+        (fleet.server / "wanted.json").unlink(missing_ok=True)
 
 
 def _text(fleet: Fleet, name: str) -> str:
@@ -122,11 +121,11 @@ def _until(condition: Callable[[], bool]) -> None:
 
 def stop(fleet: Fleet) -> str:
     """End the run that is going; its last checkpoint stays, and ``start`` goes on from it."""
-    status = read_json(fleet.server / "status.json") or {}
+    status = fleet.told("status.json")
     if status.get("state") not in GOING:
         raise FleetError("no run is going")
     _order(fleet, do="stop")
-    _until(lambda: (read_json(fleet.server / "status.json") or {}).get("state") in OVER)
+    _until(lambda: fleet.told("status.json").get("state") in OVER)
     return str(status["run"])
 
 
@@ -134,7 +133,7 @@ def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any
     """Show the run's log until it is over; its status then."""
     log, shown = fleet.runs / name / "log.txt", _length(fleet.runs / name / "log.txt")
     while True:
-        status = read_json(fleet.server / "status.json") or {}
+        status = fleet.told("status.json")
         over = status.get("run") != name or status.get("state") in OVER or not fleet.serving()
         if log.exists():
             with log.open(encoding="utf-8") as file:
@@ -153,7 +152,7 @@ def _length(path: Path) -> int:
 
 def collect(fleet: Fleet) -> dict[str, Any]:
     """How things are, as JSON values: the server, its run, and every client whose key is known."""
-    nodes, status = read_json(fleet.server / "nodes.json") or {}, read_json(fleet.server / "status.json") or {}
+    nodes, status = fleet.told("nodes.json"), fleet.told("status.json")
     serving, told = fleet.serving(), status.get("clients") or {}
     clients = {}
     for name in sorted({*fleet.public_keys(), *told}):

@@ -51,9 +51,10 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, FleetError, read_json, stop_like_ctrl_c, write_json
+from fedqssl.deploy.fleet import Fleet, FleetError, stop_like_ctrl_c
 from fedqssl.deploy.keys import PrivateKey, read_key
 from fedqssl.engines.flower import hush
+from fedqssl.files import read_json_or_none, write_json
 
 POLL, IDLE = 0.5, 3.0
 """Seconds between two looks for a message: soon after the last one, and when nothing happens."""
@@ -183,7 +184,7 @@ class Connection:
         once, where Flower would have it wait until its heartbeat is missed.
         """
         kept = self.home / "state" / "node.json"
-        before = read_json(kept)
+        before = read_json_or_none(kept)
         if isinstance(before, int):
             with suppress(httpx.HTTPStatusError):
                 self.client.DeactivateNode(DeactivateNodeRequest(node_id=before))
