@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedqssl
-from fedqssl.device import format as formats
-from fedqssl.device.format import DeviceFileError, Manifest, decode, encode
+from fedqssl.device.format import HEADER, DeviceFileError, Manifest, decode, encode
 from fedqssl.device.model import extractor_of, from_bytes, load, pack_device
 from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
@@ -121,11 +120,8 @@ def test_changed_bytes_under_a_valid_checksum_raise_no_other_error(device_file, 
     data = bytearray(device_file.read_bytes()[48:])
     for _ in range(draws.draw(st.integers(1, 8))):
         data[draws.draw(st.integers(0, 600))] = draws.draw(st.integers(0, 255))
-    import hashlib
-
-    framed = formats._HEAD.pack(formats.MAGIC, 1, len(data), hashlib.sha256(bytes(data)).digest()) + bytes(data)
     with contextlib.suppress(DeviceFileError):
-        decode(framed)
+        decode(HEADER.wrap(bytes(data)))
 
 
 def test_the_card(device_file):

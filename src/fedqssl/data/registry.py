@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fedqssl.data.parquet import read_parquet
 from fedqssl.data.pixels import OnBad, check_on_bad
 from fedqssl.data.scenes import scenes
 from fedqssl.files import absolute
+from fedqssl.imported import nearest
 
 Split = Literal["train", "test"]
 
@@ -131,9 +131,8 @@ def load_dataset(
     """
     name, colon, path = spec.partition(":")
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(map(_written, DATASETS.values()))}"
-        raise DataError(f"no dataset '{spec}'; {hint}")
+        hint = nearest(name, DATASETS, f"; choose from {', '.join(map(_written, DATASETS.values()))}")
+        raise DataError(f"unknown dataset '{spec}'{hint}")
     entry = DATASETS[name]
     if entry.takes_path and not path:
         raise DataError(f"dataset '{name}' needs a path; write {name}:PATH")
