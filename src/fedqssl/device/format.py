@@ -84,6 +84,11 @@ class Manifest(BaseModel):
             raise ValueError("class_names is empty")
         return self
 
+    @property
+    def supervised(self) -> bool:
+        """Whether the model ends in the classifier that it was trained with."""
+        return self.objective == "supervised"
+
 
 def encode(manifest: Manifest, extractor: bytes, classifier: bytes) -> bytes:
     """The bytes of a device file; equal parts give equal bytes."""

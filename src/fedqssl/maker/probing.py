@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import Tensor
 
 from fedqssl.evaluation.local import LowBitClassifier, fit_lowbit_classifier
 from fedqssl.evaluation.outcome import Outcome, outcome
 from fedqssl.evaluation.probe import knn_probabilities
 from fedqssl.federated.randomness import derived_seed, generator
-from fedqssl.maker.finished_run import FinishedRun, Labeled, few
+from fedqssl.federated.task import Task
+from fedqssl.files import write_json
+from fedqssl.maker.finished_run import FinishedRun, LabeledSplit, few
 
 Method = Literal["linear", "knn"]
 
@@ -95,46 +100,58 @@ class Probe:
     def write(self, folder: Path, draw: bool = True) -> list[Path]:
         """Write ``probe.json`` and, if matplotlib is there and ``draw`` is set, ``confusion.png`` (a third of a second)."""
         from fedqssl.maker.drawing import draw_probe
-        from fedqssl.runs.folder import write_atomically
 
         tag = self.settings.tag()
         path = folder / f"probe{tag}.json"
-        write_atomically(path, (json.dumps(self.to_json(), indent=1) + "\n").encode())
+        write_json(path, self.to_json())
         return [path, *(draw_probe(self, folder / f"confusion{tag}.png") if draw else ())]
 
 
 def probe_client(run: FinishedRun, name: str, settings: ProbeSettings | None = None) -> Probe:
-    """Fit and judge one client's classifier; the same call gives the same codes."""
-    settings = settings or ProbeSettings()
+    """Fit and judge the classifier of a client of a finished run; the same call gives the same codes."""
+    settings, task = settings or ProbeSettings(), run.context.task
+    if task.supervised and not settings.plain:
+        raise ValueError(f"{run.config.algorithm} trained its own classifier; leave out --data, --labels and --method")
     bits = run.result.clients[run.client(name)].bits
     data = run.own(name) if settings.data is None else run.other(settings.data)
-    features = run.features(name, (data.train, data.test))
-    if run.context.task.supervised:
-        return _as_it_is(run, name, data, settings, features)
-    purpose = settings.purpose()
-    kept = few(data.train_labels, settings.share, generator(run.config.seed, "few labels", name, *purpose))
-    x, y = features[0][kept], data.train_labels[kept]
-    classes = len(data.class_names)
-    classifier = None
-    if settings.method == "knn":
-        shares = knn_probabilities(x, y, features[1], classes)
+    return fit_probe(task, name, bits, data, run.features(name, data.parts(task)), settings)
+
+
+def fit_probe(
+    task: Task,
+    name: str,
+    bits: int,
+    data: LabeledSplit,
+    features: Sequence[Tensor],
+    settings: ProbeSettings | None = None,
+) -> Probe:
+    """Fit and judge a classifier on features of a client's frozen model.
+
+    Args:
+        task: what the model was trained for; the outputs of a supervised model are judged as they are.
+        name: the client's; with the task's seed, it determines all draws.
+        bits: of the client.
+        data: images with labels.
+        features: of ``data.parts(task)``.
+        settings: how to fit, and on which share of the labels.
+    """
+    settings = settings or ProbeSettings()
+    labels, asked, classifier = data.train_labels, features[-1], None
+    classes, purpose = len(data.class_names), settings.purpose()
+    if task.supervised:
+        shares = asked.softmax(1)
     else:
-        seed = derived_seed(run.config.seed, "local probe", name, *purpose)
-        classifier = fit_lowbit_classifier(x, y, classes, bits, seed=seed)
-        shares = classifier.logits(features[1]).softmax(1)
-    counts = tuple(y.bincount(minlength=classes).tolist())
+        kept = few(labels, settings.share, generator(task.seed, "few labels", name, *purpose))
+        known, labels = features[0][kept], labels[kept]
+        if settings.method == "knn":
+            shares = knn_probabilities(known, labels, asked, classes)
+        else:
+            seed = derived_seed(task.seed, "local probe", name, *purpose)
+            classifier = fit_lowbit_classifier(known, labels, classes, bits, seed=seed)
+            shares = classifier.logits(asked).softmax(1)
+    counts = tuple(labels.bincount(minlength=classes).tolist())
     judged = outcome(shares, data.test_labels)
-    return Probe(name, bits, settings, data.class_names, len(y), counts, judged, classifier)
+    return Probe(name, bits, settings, data.class_names, len(labels), counts, judged, classifier)
 
 
-def _as_it_is(run: FinishedRun, name: str, data: Labeled, settings: ProbeSettings, logits: Any) -> Probe:
-    """A supervised model has its classifier already: it is judged as it lies in the run."""
-    if not settings.plain:
-        raise ValueError(f"{run.config.algorithm} trained its own classifier; leave out --data, --labels and --method")
-    counts = tuple(data.train_labels.bincount(minlength=len(data.class_names)).tolist())
-    judged = outcome(logits[1].softmax(1), data.test_labels)
-    bits = run.result.clients[name].bits
-    return Probe(name, bits, settings, data.class_names, sum(counts), counts, judged, None)
-
-
-__all__ = ["Method", "Probe", "ProbeSettings", "probe_client"]
+__all__ = ["Method", "Probe", "ProbeSettings", "fit_probe", "probe_client"]
