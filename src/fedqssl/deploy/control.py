@@ -49,22 +49,14 @@ def requested(preset: str, settings: Sequence[str]) -> RunConfig:
         if key in given:
             raise FleetError(f"{key} is not for real machines: who connects takes part, with its own bits and images")
     least = given.get("min_clients", "")
-    config = load_config(
-        preset, {**given, "bits": 8, "clients": int(least) if least.isdecimal() and int(least) else 10}
-    )
-    fleet = {
-        "engine": "flower",
-        "data": "fleet",
-        "data_dir": None,
-        "images": None,
-        "partition": "natural",
-        "devices": None,
-    }
-    return config.model_copy(update=fleet)
+    clients = int(least) if least.isdecimal() and int(least) else 10
+    config = load_config(preset, {**given, "bits": 8, "clients": clients})
+    unset = dict.fromkeys(("data_dir", "images", "devices"))
+    return config.model_copy(update={"engine": "flower", "data": "fleet", "partition": "natural", **unset})
 
 
 def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool = False) -> tuple[str, bool]:
-    """Start a run, or go on with the one that is not finished; its name, and whether it goes on."""
+    """Start a run, or resume the one that is not finished; its name, and whether it is resumed."""
     _check_serving(fleet)
     status = fleet.told("status.json")
     if status.get("state") in GOING:
@@ -74,16 +66,16 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
     known = None if new else unfinished(fleet)
     if known is None:
         if preset is None:
-            raise FleetError("there is no run to go on with; start one with --preset")
+            raise FleetError("there is no run to resume; start one with --preset")
         name = _next(fleet.runs, Path(preset).stem)
         write_atomically(fleet.runs / f"{name}.toml", to_toml(requested(preset, settings)).encode())
     elif preset is not None and to_toml(requested(preset, settings)) != _text(fleet, known):
         raise FleetError(
-            f"{known} is not finished, and has other settings; go on with it without --preset, or start another with --new"
+            f"{known} is not finished and has other settings; resume it without --preset, or start another with --new"
         )
     elif preset is None and settings:
         raise FleetError(
-            f"{known} goes on with its own settings; leave out {' '.join(settings)}, or use --new --preset"
+            f"{known} resumes with its own settings; leave out {' '.join(settings)}, or use --new --preset"
         )
     else:
         name = known
@@ -120,7 +112,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def stop(fleet: Fleet) -> str:
-    """End the run that is going; its last checkpoint stays, and ``start`` goes on from it."""
+    """End the run that is going; its last checkpoint stays, and ``start`` resumes from it."""
     status = fleet.told("status.json")
     if status.get("state") not in GOING:
         raise FleetError("no run is going")
@@ -131,7 +123,8 @@ def stop(fleet: Fleet) -> str:
 
 def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Show the run's log until it is over; its status then."""
-    log, shown = fleet.runs / name / "log.txt", _length(fleet.runs / name / "log.txt")
+    log = fleet.runs / name / "log.txt"
+    shown = log.stat().st_size if log.exists() else 0
     while True:
         status = fleet.told("status.json")
         over = status.get("run") != name or status.get("state") in OVER or not fleet.serving()
@@ -144,10 +137,6 @@ def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any
         if over:
             return status
         time.sleep(0.5)
-
-
-def _length(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def collect(fleet: Fleet) -> dict[str, Any]:
@@ -176,14 +165,10 @@ def collect(fleet: Fleet) -> dict[str, Any]:
 
 def table(values: dict[str, Any]) -> Table:
     """The same for people."""
-    run = values["run"]
-    now = (
-        f"{run['run']} {run['state']}, round {run['round'] or 0} of {run['rounds'] or '?'}" if run["run"] else "no run"
-    )
-    title = f"server {'up' if values['serving'] else 'down'}; {now}"
-    found = Table(
-        "client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up", title=title
-    )
+    run, up = values["run"], "up" if values["serving"] else "down"
+    now = f"{run['run']} {run['state']}, round {run['round'] or 0} of {run['rounds'] or '?'}"
+    columns = ("client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up")
+    found = Table(*columns, title=f"server {up}; {now if run['run'] else 'no run'}")
     for name, c in values["clients"].items():
         seen = "never" if c["last_seen"] is None else f"{max(0, time.time() - c['last_seen']):.0f} s ago"
         known = ["-" if c[key] is None else str(c[key]) for key in ("bits", "images")]
@@ -194,10 +179,8 @@ def table(values: dict[str, Any]) -> Table:
 
 def prometheus(values: dict[str, Any]) -> str:
     """The same for machines: the text format that Prometheus reads."""
-    run, lines = (
-        values["run"],
-        [f"fedqssl_serving {int(values['serving'])}", f"fedqssl_round {values['run']['round'] or 0}"],
-    )
+    run = values["run"]
+    lines = [f"fedqssl_serving {int(values['serving'])}", f"fedqssl_round {run['round'] or 0}"]
     lines.append(f"fedqssl_running {int(run['state'] in GOING)}")
     for name, c in values["clients"].items():
         seen = {"connected": int(c["connected"]), "last_seen_seconds": c["last_seen"] or 0}

@@ -21,12 +21,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, MAX_RETRY_DELAY, ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-)
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
@@ -275,7 +270,8 @@ class _Link:
             message = self._get(head, tree)
             began = time.monotonic()
             try:
-                reply = self.app(message, self._context(head.metadata.run_id))
+                node_id = self.connection.node.node_id
+                reply = self.app(message, Context(head.metadata.run_id, node_id, {}, RecordDict(), {}))
             except Exception as error:
                 self.events.note("failed", what=repr(error))
                 reply = _error(message, f"{type(error).__name__}, see the client's log")
@@ -289,16 +285,10 @@ class _Link:
     def _give_up(self, head: Message, error: Exception) -> None:
         """Tell the server that no reply will come: without a deadline, it would wait for days."""
         try:
-            self._put(
-                _error(head, f"no way to get or send the model ({type(error).__name__}), see the client's log"), 0.0
-            )
+            why = f"no way to get or send the model ({type(error).__name__}), see the client's log"
+            self._put(_error(head, why), 0.0)
         except Exception as again:
             self.events.note("not told", what=repr(again))
-
-    def _context(self, run_id: int) -> Context:
-        return Context(
-            run_id=run_id, node_id=self.connection.node.node_id, node_config={}, state=RecordDict(), run_config={}
-        )
 
     def _get(self, head: Message, tree: ObjectTree) -> Message:
         run_id, message_id = head.metadata.run_id, head.metadata.message_id

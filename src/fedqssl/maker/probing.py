@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,12 +46,8 @@ class ProbeSettings:
     @property
     def share(self) -> float:
         """``labels`` as a number in (0, 1]."""
-        if self.labels == "all":
-            return 1.0
-        try:
-            return float(self.labels.removesuffix("%")) / 100 if self.labels.endswith("%") else 0.0
-        except ValueError:
-            return 0.0
+        percent = re.fullmatch(r"([\d.]+)%", self.labels)
+        return float(percent[1]) / 100 if percent else float(self.labels == "all")
 
     @property
     def plain(self) -> bool:
