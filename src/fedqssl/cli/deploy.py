@@ -158,7 +158,7 @@ def client(
 
 @app.command()
 def start(fleet: Folder, words: Words = None, preset: Preset = None, wait: Wait = False, new: New = False) -> None:
-    """Start a run, or go on with the one that is not finished.
+    """Start a run, or resume the one that is not finished.
 
     For example: fedqssl deploy start my-fleet/ --preset cifar10-small rounds=20 min_clients=2
     """
@@ -167,23 +167,23 @@ def start(fleet: Folder, words: Words = None, preset: Preset = None, wait: Wait 
 
     found = Fleet.open(fleet)
     name, again = control.start(found, preset, words or (), new)
-    typer.echo(f"{'going on with' if again else 'started'} {name} in {found.runs / name}")
+    typer.echo(f"{'resumed' if again else 'started'} {name} in {found.runs / name}")
     if not wait:
         typer.echo(f"see how it goes: fedqssl deploy status {fleet}")
         return
     status = control.follow(found, name, typer.echo)
     if status.get("state") != "finished":
-        raise FleetError(f"{name} {status.get('state')}: {status.get('error') or 'no reason was left'}")
+        raise FleetError(f"{name} {status.get('state')}: {status.get('error') or 'no error was recorded'}")
     typer.echo(f"results are in {found.runs / name}; start with {found.runs / name / 'summary.md'}")
 
 
 @app.command()
 def stop(fleet: Folder) -> None:
-    """End the run that is going; fedqssl deploy start goes on with it from its last checkpoint."""
+    """Stop the current run; fedqssl deploy start resumes it from its last checkpoint."""
     from fedqssl.deploy import control
     from fedqssl.deploy.fleet import Fleet
 
-    typer.echo(f"stopped {control.stop(Fleet.open(fleet))}; go on with: fedqssl deploy start {fleet}")
+    typer.echo(f"stopped {control.stop(Fleet.open(fleet))}; resume it with: fedqssl deploy start {fleet}")
 
 
 @app.command()
