@@ -21,7 +21,7 @@ Listen = Annotated[str | None, typer.Option("--host", help="Address to listen on
 Buffer = Annotated[
     str | None, typer.Option(metavar="DATA", help="Images that the server may see: folder:PATH or a data set.")
 ]
-Labeled = Annotated[
+EvalData = Annotated[
     str | None,
     typer.Option("--eval", metavar="DATA", help="Labeled images for the global accuracy; without, there is none."),
 ]
@@ -86,7 +86,7 @@ def _settings(path: Path, given: dict[str, Any], known: dict[str, Any]) -> dict[
 def server(
     fleet: Folder,
     buffer: Buffer = None,
-    labeled: Labeled = None,
+    labeled: EvalData = None,
     host: Listen = None,
     port: Port = None,
     max_mib: MaxMib = None,

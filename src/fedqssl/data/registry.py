@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedqssl.data.cifar import read_cifar
 from fedqssl.data.digits import digits
-from fedqssl.data.fetch import Progress
+from fedqssl.data.fetch import DownloadProgress
 from fedqssl.data.folder import read_folder
 from fedqssl.data.images import DataError, ImageSet, at_most, resized
 from fedqssl.data.parquet import read_parquet
@@ -25,7 +25,7 @@ SCENES_IMAGES = {"train": 5000, "test": 2000}
 
 
 @dataclass(frozen=True)
-class Request:
+class DatasetRequest:
     """What is wanted of a dataset; ``path`` is what follows the colon of ``folder:`` and ``parquet:``."""
 
     split: Split
@@ -33,7 +33,7 @@ class Request:
     on_bad: OnBad
     size: int
     path: Path
-    progress: Progress | None
+    progress: DownloadProgress | None
     images: int | None
 
 
@@ -43,7 +43,7 @@ class Dataset:
 
     name: str
     description: str
-    load: Callable[[Request], ImageSet]
+    load: Callable[[DatasetRequest], ImageSet]
     takes_path: bool = False
     draws: bool = False
 
@@ -102,7 +102,7 @@ def kept_datasets() -> Iterator[None]:
         _KEPT = before
 
 
-def _cifar(name: str, request: Request) -> ImageSet:
+def _cifar(name: str, request: DatasetRequest) -> ImageSet:
     return resized(read_cifar(name, request.split, request.data_dir, request.progress), request.size)
 
 
@@ -112,7 +112,7 @@ def load_dataset(
     data_dir: Path | None = None,
     on_bad: OnBad = "error",
     size: int = 32,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
     images: int | None = None,
 ) -> ImageSet:
     """Load one split of a dataset.
@@ -148,7 +148,7 @@ def load_dataset(
     key = (spec, split, data_dir, on_bad, size, drawn)
     found = None if _KEPT is None else _KEPT.get(key)
     if found is None:
-        found = entry.load(Request(split, data_dir, on_bad, size, Path(path).expanduser(), progress, drawn))
+        found = entry.load(DatasetRequest(split, data_dir, on_bad, size, Path(path).expanduser(), progress, drawn))
         if _KEPT is not None:
             _KEPT[key] = found
     return at_most(found, images)

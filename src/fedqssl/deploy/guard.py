@@ -59,7 +59,7 @@ class Traffic:
 
 
 @dataclass
-class Size:
+class MessageSize:
     """Of one message, as far as it was sent: bytes, and pieces that its arrays list."""
 
     session: str = ""
@@ -75,10 +75,10 @@ class Outbox:
     still has of an earlier message are not sent again, and so are not counted again.
     """
 
-    messages: dict[str, Size] = field(default_factory=dict)
-    other: Size = field(default_factory=Size)
+    messages: dict[str, MessageSize] = field(default_factory=dict)
+    other: MessageSize = field(default_factory=MessageSize)
 
-    def size(self, session: str) -> Size:
+    def size(self, session: str) -> MessageSize:
         """Of the message that is sent in this session. Only its client knows the session, so nobody else can fill it up."""
         return next((size for size in self.messages.values() if size.session == session), self.other)
 
@@ -87,7 +87,7 @@ class Outbox:
         response = PushMessagesResponse.FromString(answer)
         if response.objects_to_push:
             key = request.messages_list[0].metadata.message_id
-            size = self.messages.setdefault(key, Size())
+            size = self.messages.setdefault(key, MessageSize())
             size.session = response.session_id
             for old in list(self.messages)[:-KEPT]:
                 del self.messages[old]
@@ -137,7 +137,7 @@ class Guard:
         try:
             body = await _body(scope, receive)
             push = _push(scope["path"], body)
-            size = outbox.size(push.session_id) if isinstance(push, PushObjectRequest) else Size()
+            size = outbox.size(push.session_id) if isinstance(push, PushObjectRequest) else MessageSize()
             listed = self._check(push, len(body), size)
         except RefusedError as error:
             self.events.note("refused", client=name, peer=_peer(scope), why=str(error))
@@ -180,7 +180,7 @@ class Guard:
             await send(event)
         return status, sent
 
-    def _check(self, push: Push | None, length: int, size: Size) -> int:
+    def _check(self, push: Push | None, length: int, size: MessageSize) -> int:
         """How many pieces an object lists; RefusedError if that, or its length, is too much for its message."""
         if isinstance(push, PushMessagesRequest):
             heads = [message.metadata for message in push.messages_list]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedqssl.config import ConfigError, RunConfig
-from fedqssl.data.fetch import Progress
+from fedqssl.data.fetch import DownloadProgress as Progress
 from fedqssl.data.from_config import training_split
 from fedqssl.data.images import ImageSet
 from fedqssl.data.partition import Partition

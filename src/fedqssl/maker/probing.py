@@ -20,7 +20,7 @@ from fedqssl.federated.task import Task
 from fedqssl.files import write_json
 from fedqssl.maker.finished_run import FinishedRun, LabeledSplit, few
 
-Method = Literal["linear", "knn"]
+ProbeMethod = Literal["linear", "knn"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ProbeSettings:
 
     data: str | None = None
     labels: str = "all"
-    method: Method = "linear"
+    method: ProbeMethod = "linear"
 
     def __post_init__(self) -> None:
         if self.method not in ("linear", "knn"):
@@ -151,4 +151,4 @@ def fit_probe(
     return Probe(name, bits, settings, data.class_names, len(labels), counts, judged, classifier)
 
 
-__all__ = ["Method", "Probe", "ProbeSettings", "fit_probe", "probe_client"]
+__all__ = ["Probe", "ProbeMethod", "ProbeSettings", "fit_probe", "probe_client"]
