@@ -10,10 +10,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """``"; did you mean 'x'?"`` with the nearest known name, or nothing if none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that is most like this one, if any is."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """``"; did you mean 'x'?"`` with the closest known name, or ``otherwise`` if none is close."""
+    found = closest(name, known)
+    return f"; did you mean {found!r}?" if found else otherwise
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
@@ -54,4 +59,4 @@ def imported(spec: str, kind: str, error_class: type[Exception]) -> object:
     return found
 
 
-__all__ = ["imported", "nearest", "one_line"]
+__all__ = ["closest", "imported", "nearest", "one_line"]

@@ -9,7 +9,7 @@ from fedqssl.cost import Sizes, ledger, read_devices, straggler
 from fedqssl.cost.amounts import BitOperations
 from fedqssl.cost.devices import device_round, quantity
 from fedqssl.cost.tables import device_lines
-from fedqssl.cost.units import bytes_text, joules_text, operations_text, seconds_text
+from fedqssl.units import bytes_text, joules_text, operations_text, seconds_text
 
 TABLE = """
 [default]

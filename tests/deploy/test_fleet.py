@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from fedqssl.cli.main import app, main
 from fedqssl.data.images import ImageSet
 from fedqssl.deploy import control
-from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one, write_json
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one
 from fedqssl.deploy.keys import make_key, read_key, read_public_key
 from fedqssl.deploy.scaffold import make_fleet, own_key
 from fedqssl.deploy.store import Store, round_key
 from fedqssl.federated.client import ClientMetrics
+from fedqssl.files import write_json
 
 
 def said(*words) -> str:
@@ -187,16 +188,16 @@ def test_start_goes_on_with_what_is_unfinished(fleet, monkeypatch):
 
     monkeypatch.setattr(control, "_order", take)
     with only_one(fleet.server, "the server"):
-        with pytest.raises(FleetError, match="no run to go on with"):
+        with pytest.raises(FleetError, match="no run to resume"):
             control.start(fleet, None, [])
         assert control.start(fleet, "smoke", ["rounds=3"]) == ("smoke-1", False)
         assert control.start(fleet, None, []) == ("smoke-1", True)
         assert control.start(fleet, "smoke", ["rounds=3"]) == ("smoke-1", True)
-        with pytest.raises(FleetError, match="smoke-1 is not finished, and has other settings"):
+        with pytest.raises(FleetError, match="smoke-1 is not finished and has other settings"):
             control.start(fleet, "smoke", ["rounds=4"])
         with pytest.raises(FleetError, match="bits is not for real machines"):
             control.start(fleet, "smoke", ["bits=4"], new=True)
-        with pytest.raises(FleetError, match="goes on with its own settings"):
+        with pytest.raises(FleetError, match="resumes with its own settings"):
             control.start(fleet, None, ["rounds=4"])
         assert control.start(fleet, "smoke", ["rounds=4"], new=True) == ("smoke-2", False)
         write_json(fleet.server / "status.json", {"run": "smoke-2", "state": "running"})

@@ -18,10 +18,11 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from fedqssl.deploy import control, node, supervisor
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, read_json, write_json
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
 from fedqssl.deploy.keys import read_key
 from fedqssl.deploy.scaffold import make_fleet
 from fedqssl.deploy.superlink import SuperLink
+from fedqssl.files import read_json, write_json
 
 NOTHING = PullMessagesResponse()
 

@@ -1,4 +1,4 @@
-"""Probing and predicting: any picture, any size, clear errors."""
+"""Predicting: any picture, any size, clear errors."""
 
 import csv
 import io
@@ -10,22 +10,8 @@ import torch
 from PIL import Image
 
 import fedqssl
-from fedqssl.cli.main import main
+from commands import cli
 from fedqssl.data.images import DataError
-from fedqssl.maker.finished_run import few
-from fedqssl.maker.probing import ProbeSettings, probe_client
-
-
-def cli(capsys, *words, code=0):
-    try:
-        main([str(w) for w in words])
-    except SystemExit as ended:
-        assert (ended.code or 0) == code, capsys.readouterr().err
-    out = capsys.readouterr()
-    assert "Traceback" not in out.err
-    if code:
-        assert out.err.splitlines()[-1].startswith("error: ")
-    return out.out if not code else out.err
 
 
 @pytest.fixture
@@ -99,48 +85,3 @@ def test_bad_pictures(device_file, photos, tmp_path, capsys, monkeypatch):
     assert "9000x9000 pixels are more than 64,000,000" in found
     assert "not both" in cli(capsys, "predict", device_file, photos, "--json", "--csv", code=2)
     assert "not a device file" in cli(capsys, "predict", photos / "rgb.jpg", photos, code=2)
-
-
-def test_probe_all_and_one(run_folder, capsys):
-    out = cli(capsys, "probe", run_folder, "--all")
-    assert "4 clients in" in out and "client-03  32 bits" in out
-    assert "wrote" in cli(capsys, "probe", run_folder, "--client", "client-02", "--method", "knn")
-    kept = json.loads((run_folder / "clients" / "client-01" / "probe.json").read_text())
-    assert kept["bits"] == 4 and len(kept["confusion"]) == 10 and 0 <= kept["calibration_error"] <= 1
-    (plot,) = (run_folder / "clients" / "client-02").glob("confusion-knn-*.png")
-    assert plot.stat().st_size > 5000
-    assert "--client NAME, or" in cli(capsys, "probe", run_folder, code=2)
-    assert "did you mean" in cli(capsys, "probe", run_folder, "--client", "client-1", code=2)
-    assert "share like 10%" in cli(capsys, "probe", run_folder, "--all", "--labels", "10", code=2)
-    assert "linear or knn" in cli(capsys, "probe", run_folder, "--all", "--method", "svm", code=2)
-
-
-def test_new_classes_and_few_labels(finished, tmp_path, capsys):
-    draws = np.random.default_rng(1)
-    for name, base in (("dark", 40), ("bright", 200), ("mid", 120)):
-        (tmp_path / "new" / name).mkdir(parents=True)
-        for i in range(30):
-            pixels = np.clip(draws.normal(base, 20, (40, 40, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "new" / name / f"{i}.png")
-    words = "--client", "client-02", "--data", f"folder:{tmp_path / 'new'}", "--labels", "10%"
-    assert "bright" in cli(capsys, "probe", finished.folder.path, *words)
-    settings = ProbeSettings(f"folder:{tmp_path / 'new'}", "10%")
-    found = probe_client(finished, "client-02", settings)
-    assert found.train_images == 6 and found.class_names == ("bright", "dark", "mid")
-    assert found.outcome.accuracy > 0.8
-    out = tmp_path / "new.fqssl"
-    cli(capsys, "export", finished.folder.path, *words, "--out", out)
-    assert fedqssl.load(out).predict(tmp_path / "new" / "dark")[0].name == "dark"
-    assert "exists; choose another" in cli(capsys, "export", finished.folder.path, *words, "--out", out, code=2)
-    assert (tmp_path / "new.fqssl.md").read_text().startswith("# small_cnn, 8 bits")
-    generator = torch.Generator().manual_seed(0)
-    assert few(torch.tensor([0] * 99 + [5]), 0.01, generator).tolist()[-1] == 99
-
-
-def test_unfinished_run(tmp_path, run_folder, capsys):
-    import shutil
-
-    shutil.copytree(run_folder, tmp_path / "half")
-    (tmp_path / "half" / "result.json").unlink()
-    assert "fedqssl run --resume" in cli(capsys, "export", tmp_path / "half", "--client", "client-00", code=2)
-    assert "not a run" in cli(capsys, "probe", tmp_path, "--all", code=2)

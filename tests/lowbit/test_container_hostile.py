@@ -63,7 +63,7 @@ def test_versions(model, data):
 
 
 def test_oversized(model, data):
-    refuses(model, data, f"{len(data)} bytes are more than the {len(data) - 1} allowed", max_bytes=len(data) - 1)
+    refuses(model, data, f"{len(data):,} bytes are more than the {len(data) - 1:,} allowed", max_bytes=len(data) - 1)
     with pytest.raises(ContainerError, match="more than"):
         from_bytes(data, small_net(), max_bytes=len(data) - 1)
     target = small_model()

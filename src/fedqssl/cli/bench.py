@@ -216,3 +216,11 @@ def learning(
     for row in job.summary(results):
         table.add_row(*row)
     Console().print(table)
+
+
+@app.command()
+def imports(repeats: Repeats = 7, json: JsonFile = None) -> None:
+    """Seconds that importing the runtime of a device takes in a fresh process, beside torch alone."""
+    from fedqssl.studies.bench import imports as bench
+
+    _show(bench.run(repeats), json)

@@ -21,7 +21,7 @@ Listen = Annotated[str | None, typer.Option("--host", help="Address to listen on
 Buffer = Annotated[
     str | None, typer.Option(metavar="DATA", help="Images that the server may see: folder:PATH or a data set.")
 ]
-Labeled = Annotated[
+EvalData = Annotated[
     str | None,
     typer.Option("--eval", metavar="DATA", help="Labeled images for the global accuracy; without, there is none."),
 ]
@@ -86,7 +86,7 @@ def _settings(path: Path, given: dict[str, Any], known: dict[str, Any]) -> dict[
 def server(
     fleet: Folder,
     buffer: Buffer = None,
-    labeled: Labeled = None,
+    labeled: EvalData = None,
     host: Listen = None,
     port: Port = None,
     max_mib: MaxMib = None,
@@ -102,14 +102,13 @@ def server(
     from fedqssl.data.pixels import check_on_bad
     from fedqssl.data.registry import absolute
     from fedqssl.deploy.control import LAST
-    from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, read_json
+    from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
     from fedqssl.deploy.serving import serve
     from fedqssl.serve.running import is_loopback
 
     check_on_bad(on_bad or "error")
     found = Fleet.open(fleet)
-    last = read_json(found.server / LAST) if buffer is None and labeled is None else None
-    last = last if isinstance(last, dict) else {}
+    last = found.told(LAST) if buffer is None and labeled is None else {}
     own, _, own_port = found.address.rpartition(":")
     given = {"buffer": buffer, "eval": labeled, "host": host, "max_mib": max_mib}
     known: dict[str, Any] = {"buffer": last.get("buffer"), "eval": last.get("labeled"), "max_mib": 256}
@@ -159,7 +158,7 @@ def client(
 
 @app.command()
 def start(fleet: Folder, words: Words = None, preset: Preset = None, wait: Wait = False, new: New = False) -> None:
-    """Start a run, or go on with the one that is not finished.
+    """Start a run, or resume the one that is not finished.
 
     For example: fedqssl deploy start my-fleet/ --preset cifar10-small rounds=20 min_clients=2
     """
@@ -168,23 +167,23 @@ def start(fleet: Folder, words: Words = None, preset: Preset = None, wait: Wait 
 
     found = Fleet.open(fleet)
     name, again = control.start(found, preset, words or (), new)
-    typer.echo(f"{'going on with' if again else 'started'} {name} in {found.runs / name}")
+    typer.echo(f"{'resumed' if again else 'started'} {name} in {found.runs / name}")
     if not wait:
         typer.echo(f"see how it goes: fedqssl deploy status {fleet}")
         return
     status = control.follow(found, name, typer.echo)
     if status.get("state") != "finished":
-        raise FleetError(f"{name} {status.get('state')}: {status.get('error') or 'no reason was left'}")
+        raise FleetError(f"{name} {status.get('state')}: {status.get('error') or 'no error was recorded'}")
     typer.echo(f"results are in {found.runs / name}; start with {found.runs / name / 'summary.md'}")
 
 
 @app.command()
 def stop(fleet: Folder) -> None:
-    """End the run that is going; fedqssl deploy start goes on with it from its last checkpoint."""
+    """Stop the current run; fedqssl deploy start resumes it from its last checkpoint."""
     from fedqssl.deploy import control
     from fedqssl.deploy.fleet import Fleet
 
-    typer.echo(f"stopped {control.stop(Fleet.open(fleet))}; go on with: fedqssl deploy start {fleet}")
+    typer.echo(f"stopped {control.stop(Fleet.open(fleet))}; resume it with: fedqssl deploy start {fleet}")
 
 
 @app.command()

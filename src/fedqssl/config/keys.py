@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedqssl.imported import nearest
+from fedqssl.imported import closest, nearest
 
 
 def nearest_key(name: str, known: Iterable[str]) -> str:
@@ -15,8 +14,8 @@ def nearest_key(name: str, known: Iterable[str]) -> str:
     if hint := nearest(name, known):
         return hint
     by_last = {key.rpartition(".")[2]: key for key in known}
-    close = difflib.get_close_matches(name.rpartition(".")[2], list(by_last), n=1, cutoff=0.75)
-    return f"; did you mean {by_last[close[0]]!r}?" if close else ""
+    found = closest(name.rpartition(".")[2], by_last, cutoff=0.75)
+    return f"; did you mean {by_last[found]!r}?" if found else ""
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

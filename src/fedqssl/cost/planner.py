@@ -18,8 +18,8 @@ from fedqssl.cost.ledger import ClientCost, client_rule, one_client
 from fedqssl.cost.measure import Say, silent
 from fedqssl.cost.sizes import Sizes, client_sizes
 from fedqssl.cost.training import training_of
-from fedqssl.cost.units import bytes_text, seconds_text
 from fedqssl.cost.work import round_work
+from fedqssl.units import bytes_text, seconds_text
 
 LADDER = (*range(2, 17), 32)
 """Bitwidths that are tried."""

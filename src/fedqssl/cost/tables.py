@@ -12,7 +12,7 @@ from fedqssl.cost.estimate import Estimate
 from fedqssl.cost.ledger import ClientCost, Ledger
 from fedqssl.cost.planner import Choice, bits_line, impossible_lines
 from fedqssl.cost.trace import FLOAT
-from fedqssl.cost.units import bytes_text, joules_text, operations_text, ratio_text, seconds_text
+from fedqssl.units import bytes_text, joules_text, operations_text, ratio_text, seconds_text
 
 MANY = 24
 """Clients up to which the plan lists every one by itself."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedqssl.data.fetch import Progress, cache_folder, download, unpack
+from fedqssl.data.fetch import DownloadProgress, cache_folder, download, unpack
 from fedqssl.data.images import DataError, ImageSet
 from fedqssl.data.pixels import line
 
@@ -74,7 +74,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def read_cifar(
-    name: str, split: str = "train", data_dir: Path | None = None, progress: Progress | None = None
+    name: str, split: str = "train", data_dir: Path | None = None, progress: DownloadProgress | None = None
 ) -> ImageSet:
     """Read one split of ``cifar10`` or ``cifar100`` (fine labels).
 
@@ -113,7 +113,7 @@ def _find(layout: Layout, data_dir: Path | None) -> Path | None:
     return None
 
 
-def _fetch(layout: Layout, data_dir: Path | None, progress: Progress | None) -> Path:
+def _fetch(layout: Layout, data_dir: Path | None, progress: DownloadProgress | None) -> Path:
     place = cache_folder() if data_dir is None else data_dir.expanduser()
     target = place / layout.archive.url.rpartition("/")[2]
     archive = download(layout.archive.url, target, layout.archive.md5, progress)

@@ -18,7 +18,7 @@ from typing import Any
 from fedqssl.data.images import DataError
 from fedqssl.data.pixels import line
 
-Progress = Callable[[int, int | None], None]
+DownloadProgress = Callable[[int, int | None], None]
 """Called with the bytes so far and, when the server tells, of all."""
 
 ATTEMPTS = 4
@@ -32,7 +32,7 @@ def cache_folder() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fedqssl"
 
 
-def download(url: str, target: Path, md5: str, progress: Progress | None = None) -> Path:
+def download(url: str, target: Path, md5: str, progress: DownloadProgress | None = None) -> Path:
     """Fetch a file unless it is there, with the right checksum; a cut download goes on where it stopped.
 
     What has arrived is kept in ``<target>.part``; the target appears only when it is whole and right.
@@ -64,7 +64,7 @@ def download(url: str, target: Path, md5: str, progress: Progress | None = None)
     return target
 
 
-def _receive_all(url: str, part: Path, progress: Progress | None) -> None:
+def _receive_all(url: str, part: Path, progress: DownloadProgress | None) -> None:
     """Ask for what is missing until nothing is; give up after several cuts in a row without a new byte between."""
     failures = 0
     while True:
@@ -87,7 +87,7 @@ class _CutError(Exception):
     """The connection ended before the file did."""
 
 
-def _receive(url: str, part: Path, have: int, progress: Progress | None) -> None:
+def _receive(url: str, part: Path, have: int, progress: DownloadProgress | None) -> None:
     """One request for the bytes from ``have`` on, appended to the part; a server without ranges starts anew."""
     headers = {"User-Agent": "fedqssl"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
@@ -160,4 +160,4 @@ def unpack(archive: Path, member: str, into: Path) -> Path:
     return final
 
 
-__all__ = ["Progress", "cache_folder", "download", "unpack"]
+__all__ = ["DownloadProgress", "cache_folder", "download", "unpack"]

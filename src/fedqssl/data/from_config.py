@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from fedqssl.config import RunConfig
-from fedqssl.data.fetch import Progress
+from fedqssl.data.fetch import DownloadProgress
 from fedqssl.data.images import ImageSet, at_most
 from fedqssl.data.partition import Partition, build_partition
 from fedqssl.data.registry import load_dataset
 
 
-def training_split(config: RunConfig, progress: Progress | None = None) -> tuple[ImageSet, Partition]:
+def training_split(config: RunConfig, progress: DownloadProgress | None = None) -> tuple[ImageSet, Partition]:
     """All clients' images with the buffer's, no more than ``config.images`` of them, and whose they are."""
     natural = config.partition == "natural"
     images = None if natural else config.images  # only all of them tell what their folders' names mean

@@ -7,7 +7,6 @@ disjoint. All sizes are checked: a split that cannot work is an error that says 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedqssl.data.images import ImageSet
+from fedqssl.imported import nearest
 
 MIN_TRAIN = 8
 MIN_TEST = 2
@@ -341,9 +341,8 @@ def build_partition(
         PartitionError: says which setting cannot work and what to change.
     """
     if kind not in PARTITIONS:
-        close = difflib.get_close_matches(kind, PARTITIONS, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(PARTITIONS)}"
-        raise PartitionError(f"no partition '{kind}'; {hint}")
+        hint = nearest(kind, PARTITIONS, f"; choose from {', '.join(PARTITIONS)}")
+        raise PartitionError(f"unknown partition '{kind}'{hint}")
     entry = PARTITIONS[kind]
     if entry.needs_labels and images.labels is None:
         raise PartitionError(f"partition '{kind}' needs labels and these images have none; use iid or natural")

@@ -29,12 +29,12 @@ class CorruptImageError(DataError):
     """A picture that cannot be decoded; the message names it."""
 
 
-def import_extra(module: str, package: str, purpose: str) -> Any:
+def import_extra(module: str, package: str, purpose: str, extra: str = "data") -> Any:
     """Import an optional module, or say how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtraError(f"{purpose} needs {package}: pip install 'fedqssl[data]'") from error
+        raise MissingExtraError(f"{purpose} needs {package}: pip install 'fedqssl[{extra}]'") from error
 
 
 def check_on_bad(on_bad: str) -> None:

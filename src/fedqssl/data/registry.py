@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +10,14 @@ from typing import Literal
 
 from fedqssl.data.cifar import read_cifar
 from fedqssl.data.digits import digits
-from fedqssl.data.fetch import Progress
+from fedqssl.data.fetch import DownloadProgress
 from fedqssl.data.folder import read_folder
 from fedqssl.data.images import DataError, ImageSet, at_most, resized
 from fedqssl.data.parquet import read_parquet
 from fedqssl.data.pixels import OnBad, check_on_bad
 from fedqssl.data.scenes import scenes
 from fedqssl.files import absolute
+from fedqssl.imported import nearest
 
 Split = Literal["train", "test"]
 
@@ -25,7 +25,7 @@ SCENES_IMAGES = {"train": 5000, "test": 2000}
 
 
 @dataclass(frozen=True)
-class Request:
+class DatasetRequest:
     """What is wanted of a dataset; ``path`` is what follows the colon of ``folder:`` and ``parquet:``."""
 
     split: Split
@@ -33,7 +33,7 @@ class Request:
     on_bad: OnBad
     size: int
     path: Path
-    progress: Progress | None
+    progress: DownloadProgress | None
     images: int | None
 
 
@@ -43,7 +43,7 @@ class Dataset:
 
     name: str
     description: str
-    load: Callable[[Request], ImageSet]
+    load: Callable[[DatasetRequest], ImageSet]
     takes_path: bool = False
     draws: bool = False
 
@@ -102,7 +102,7 @@ def kept_datasets() -> Iterator[None]:
         _KEPT = before
 
 
-def _cifar(name: str, request: Request) -> ImageSet:
+def _cifar(name: str, request: DatasetRequest) -> ImageSet:
     return resized(read_cifar(name, request.split, request.data_dir, request.progress), request.size)
 
 
@@ -112,7 +112,7 @@ def load_dataset(
     data_dir: Path | None = None,
     on_bad: OnBad = "error",
     size: int = 32,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
     images: int | None = None,
 ) -> ImageSet:
     """Load one split of a dataset.
@@ -131,9 +131,8 @@ def load_dataset(
     """
     name, colon, path = spec.partition(":")
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(map(_written, DATASETS.values()))}"
-        raise DataError(f"no dataset '{spec}'; {hint}")
+        hint = nearest(name, DATASETS, f"; choose from {', '.join(map(_written, DATASETS.values()))}")
+        raise DataError(f"unknown dataset '{spec}'{hint}")
     entry = DATASETS[name]
     if entry.takes_path and not path:
         raise DataError(f"dataset '{name}' needs a path; write {name}:PATH")
@@ -149,7 +148,7 @@ def load_dataset(
     key = (spec, split, data_dir, on_bad, size, drawn)
     found = None if _KEPT is None else _KEPT.get(key)
     if found is None:
-        found = entry.load(Request(split, data_dir, on_bad, size, Path(path).expanduser(), progress, drawn))
+        found = entry.load(DatasetRequest(split, data_dir, on_bad, size, Path(path).expanduser(), progress, drawn))
         if _KEPT is not None:
             _KEPT[key] = found
     return at_most(found, images)

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from fedqssl.data.images import DataError, ImageSet
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.personal import device_file
 from fedqssl.deploy.store import Store, round_key
 from fedqssl.device.pictures import with_channels
 from fedqssl.engines.flower.wire import Capabilities, Request
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.job import ClientData
 from fedqssl.federated.perform import perform
+from fedqssl.maker.personal import device_file
 
 
 class LocalRole:

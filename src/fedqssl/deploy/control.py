@@ -12,8 +12,8 @@ from rich.table import Table
 
 from fedqssl.config import RunConfig, load_config, to_toml
 from fedqssl.config.load import parse_words
-from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError, read_json, write_json
-from fedqssl.files import write_atomically
+from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError
+from fedqssl.files import write_atomically, write_json
 
 LAST = "last.json"
 """In the server's folder: the images that it was started with, which are those of a start without options."""
@@ -49,24 +49,16 @@ def requested(preset: str, settings: Sequence[str]) -> RunConfig:
         if key in given:
             raise FleetError(f"{key} is not for real machines: who connects takes part, with its own bits and images")
     least = given.get("min_clients", "")
-    config = load_config(
-        preset, {**given, "bits": 8, "clients": int(least) if least.isdecimal() and int(least) else 10}
-    )
-    fleet = {
-        "engine": "flower",
-        "data": "fleet",
-        "data_dir": None,
-        "images": None,
-        "partition": "natural",
-        "devices": None,
-    }
-    return config.model_copy(update=fleet)
+    clients = int(least) if least.isdecimal() and int(least) else 10
+    config = load_config(preset, {**given, "bits": 8, "clients": clients})
+    unset = dict.fromkeys(("data_dir", "images", "devices"))
+    return config.model_copy(update={"engine": "flower", "data": "fleet", "partition": "natural", **unset})
 
 
 def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool = False) -> tuple[str, bool]:
-    """Start a run, or go on with the one that is not finished; its name, and whether it goes on."""
+    """Start a run, or resume the one that is not finished; its name, and whether it is resumed."""
     _check_serving(fleet)
-    status = read_json(fleet.server / "status.json") or {}
+    status = fleet.told("status.json")
     if status.get("state") in GOING:
         raise FleetError(
             f"{status.get('run')} is running; see fedqssl deploy status, or end it with fedqssl deploy stop"
@@ -74,22 +66,22 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
     known = None if new else unfinished(fleet)
     if known is None:
         if preset is None:
-            raise FleetError("there is no run to go on with; start one with --preset")
+            raise FleetError("there is no run to resume; start one with --preset")
         name = _next(fleet.runs, Path(preset).stem)
         write_atomically(fleet.runs / f"{name}.toml", to_toml(requested(preset, settings)).encode())
     elif preset is not None and to_toml(requested(preset, settings)) != _text(fleet, known):
         raise FleetError(
-            f"{known} is not finished, and has other settings; go on with it without --preset, or start another with --new"
+            f"{known} is not finished and has other settings; resume it without --preset, or start another with --new"
         )
     elif preset is None and settings:
         raise FleetError(
-            f"{known} goes on with its own settings; leave out {' '.join(settings)}, or use --new --preset"
+            f"{known} resumes with its own settings; leave out {' '.join(settings)}, or use --new --preset"
         )
     else:
         name = known
     number = _order(fleet, do="start", run=name)
     try:
-        _until(lambda: (read_json(fleet.server / "status.json") or {}).get("id") == number)
+        _until(lambda: fleet.told("status.json").get("id") == number)
     except BaseException:
         _withdraw(fleet, number)
         raise
@@ -98,9 +90,8 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
 
 def _withdraw(fleet: Fleet, number: str) -> None:
     """Take an order back that nobody waits for: it must not start a run in an hour."""
-    path = fleet.server / "wanted.json"
-    if (read_json(path) or {}).get("id") == number:
-        path.unlink(missing_ok=True)
+    if fleet.told("wanted.json").get("id") == number:
+        (fleet.server / "wanted.json").unlink(missing_ok=True)
 
 
 def _text(fleet: Fleet, name: str) -> str:
@@ -121,20 +112,21 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def stop(fleet: Fleet) -> str:
-    """End the run that is going; its last checkpoint stays, and ``start`` goes on from it."""
-    status = read_json(fleet.server / "status.json") or {}
+    """End the run that is going; its last checkpoint stays, and ``start`` resumes from it."""
+    status = fleet.told("status.json")
     if status.get("state") not in GOING:
         raise FleetError("no run is going")
     _order(fleet, do="stop")
-    _until(lambda: (read_json(fleet.server / "status.json") or {}).get("state") in OVER)
+    _until(lambda: fleet.told("status.json").get("state") in OVER)
     return str(status["run"])
 
 
 def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Show the run's log until it is over; its status then."""
-    log, shown = fleet.runs / name / "log.txt", _length(fleet.runs / name / "log.txt")
+    log = fleet.runs / name / "log.txt"
+    shown = log.stat().st_size if log.exists() else 0
     while True:
-        status = read_json(fleet.server / "status.json") or {}
+        status = fleet.told("status.json")
         over = status.get("run") != name or status.get("state") in OVER or not fleet.serving()
         if log.exists():
             with log.open(encoding="utf-8") as file:
@@ -147,13 +139,9 @@ def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any
         time.sleep(0.5)
 
 
-def _length(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 def collect(fleet: Fleet) -> dict[str, Any]:
     """How things are, as JSON values: the server, its run, and every client whose key is known."""
-    nodes, status = read_json(fleet.server / "nodes.json") or {}, read_json(fleet.server / "status.json") or {}
+    nodes, status = fleet.told("nodes.json"), fleet.told("status.json")
     serving, told = fleet.serving(), status.get("clients") or {}
     clients = {}
     for name in sorted({*fleet.public_keys(), *told}):
@@ -177,14 +165,10 @@ def collect(fleet: Fleet) -> dict[str, Any]:
 
 def table(values: dict[str, Any]) -> Table:
     """The same for people."""
-    run = values["run"]
-    now = (
-        f"{run['run']} {run['state']}, round {run['round'] or 0} of {run['rounds'] or '?'}" if run["run"] else "no run"
-    )
-    title = f"server {'up' if values['serving'] else 'down'}; {now}"
-    found = Table(
-        "client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up", title=title
-    )
+    run, up = values["run"], "up" if values["serving"] else "down"
+    now = f"{run['run']} {run['state']}, round {run['round'] or 0} of {run['rounds'] or '?'}"
+    columns = ("client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up")
+    found = Table(*columns, title=f"server {up}; {now if run['run'] else 'no run'}")
     for name, c in values["clients"].items():
         seen = "never" if c["last_seen"] is None else f"{max(0, time.time() - c['last_seen']):.0f} s ago"
         known = ["-" if c[key] is None else str(c[key]) for key in ("bits", "images")]
@@ -195,10 +179,8 @@ def table(values: dict[str, Any]) -> Table:
 
 def prometheus(values: dict[str, Any]) -> str:
     """The same for machines: the text format that Prometheus reads."""
-    run, lines = (
-        values["run"],
-        [f"fedqssl_serving {int(values['serving'])}", f"fedqssl_round {values['run']['round'] or 0}"],
-    )
+    run = values["run"]
+    lines = [f"fedqssl_serving {int(values['serving'])}", f"fedqssl_round {run['round'] or 0}"]
     lines.append(f"fedqssl_running {int(run['state'] in GOING)}")
     for name, c in values["clients"].items():
         seen = {"connected": int(c["connected"]), "last_seen_seconds": c["last_seen"] or 0}

@@ -5,17 +5,14 @@ On the server's machine it is complete. A client's machine has ``fleet.toml``, `
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
 import re
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedqssl.files import finite, write_atomically
+from fedqssl.files import is_locked, locked, read_json_or_none
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,7 +54,9 @@ class Fleet:
     @classmethod
     def open(cls, path: Path) -> Fleet:
         """Read ``fleet.toml``."""
-        values = read_toml(path / "fleet.toml", f"{path} is no fleet; make one with fedqssl deploy init {path}")
+        values = read_toml(
+            path / "fleet.toml", f"{path} is not a fleet folder; make one with fedqssl deploy init {path}"
+        )
         address = values.get("address")
         if not isinstance(address, str) or not re.fullmatch(r"\S+:\d{1,5}", address):
             raise FleetError(f'{path / "fleet.toml"} needs a line like address = "192.168.1.5:9443"')
@@ -91,23 +90,17 @@ class Fleet:
 
     def serving(self) -> bool:
         """Whether a process is this fleet's server now."""
-        with contextlib.suppress(FileNotFoundError), (self.server / ".lock").open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        return is_locked(self.server / ".lock")
+
+    def told(self, name: str) -> dict[str, Any]:
+        """The values of a JSON file by which the server's processes talk, like ``status.json``; none if it is missing."""
+        values = read_json_or_none(self.server / name)
+        return values if isinstance(values, dict) else {}
 
 
-@contextlib.contextmanager
-def only_one(folder: Path, what: str) -> Iterator[None]:
-    """Keep a second process from doing the same; a process that is killed lets go."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FleetError(f"{what} is running already; stop it first") from error
-        yield
+def only_one(folder: Path, what: str) -> AbstractContextManager[None]:
+    """Keep a second process from doing the same."""
+    return locked(folder / ".lock", FleetError(f"{what} is already running; stop it first"))
 
 
 def read_toml(path: Path, missing: str) -> dict[str, Any]:
@@ -118,19 +111,6 @@ def read_toml(path: Path, missing: str) -> dict[str, Any]:
         raise FleetError(missing) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FleetError(f"{path} is not a TOML file: {error}") from None
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file that another process may be about to write; None if it is not there or not whole."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def write_json(path: Path, values: Any) -> None:
-    """A JSON file, whole or not at all."""
-    write_atomically(path, (json.dumps(finite(values), indent=1, allow_nan=False) + "\n").encode())
 
 
 def stop_like_ctrl_c(number: int, frame: object) -> NoReturn:

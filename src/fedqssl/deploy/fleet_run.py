@@ -13,12 +13,14 @@ from flwr.serverapp import Grid
 
 from fedqssl.config import load_config, to_toml
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, read_json, write_json
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
 from fedqssl.deploy.keys import public_keys
 from fedqssl.deploy.roster import Roster, ServerImages, first_model, read_roster, refusal, roster_json
 from fedqssl.engines.flower.engine import FlowerEngine
 from fedqssl.engines.flower.exchange import Exchange
 from fedqssl.federated.context import Context
+from fedqssl.files import read_json_or_none as read_json
+from fedqssl.files import write_json
 from fedqssl.runs.describe import describe_data
 from fedqssl.runs.folder import Checkpoint, RunFolder
 from fedqssl.runs.lifecycle import Logged, environment, play_to_end, pool_of

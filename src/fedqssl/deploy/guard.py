@@ -11,31 +11,28 @@ import ipaddress
 import json
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import PushObjectRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,import-not-found]
 
 from fedqssl.deploy.events import Events
+from fedqssl.serve.limits import answer
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 Push = Any
 """A ``PushMessagesRequest`` or a ``PushObjectRequest``: protobuf's, so without types that a checker knows."""
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+CLOSE = ((b"connection", b"close"),)
 
 CHUNK = 5 << 20
 """Flower cuts arrays into pieces of this many bytes, one request each."""
 REQUEST = CHUNK + (1 << 20)
 KEY_HEADER = b"flwr-public-key"
-PUSHES: dict[str, Push] = {
-    "/v1/fleet/push-messages": PushMessagesRequest,
-    "/v1/fleet/push-object": PushObjectRequest,
-}
+PUSHES: dict[str, Push] = {"/v1/fleet/push-messages": PushMessagesRequest, "/v1/fleet/push-object": PushObjectRequest}
 """How a client sends a message: its head, which opens a session, then one object after the other."""
 ARRAY = ["dtype", "shape", "stype", "arraychunk_ids"]
 MAX_LIST = 1 << 16
@@ -62,7 +59,7 @@ class Traffic:
 
 
 @dataclass
-class Size:
+class MessageSize:
     """Of one message, as far as it was sent: bytes, and pieces that its arrays list."""
 
     session: str = ""
@@ -78,10 +75,10 @@ class Outbox:
     still has of an earlier message are not sent again, and so are not counted again.
     """
 
-    messages: dict[str, Size] = field(default_factory=dict)
-    other: Size = field(default_factory=Size)
+    messages: dict[str, MessageSize] = field(default_factory=dict)
+    other: MessageSize = field(default_factory=MessageSize)
 
-    def size(self, session: str) -> Size:
+    def size(self, session: str) -> MessageSize:
         """Of the message that is sent in this session. Only its client knows the session, so nobody else can fill it up."""
         return next((size for size in self.messages.values() if size.session == session), self.other)
 
@@ -90,7 +87,7 @@ class Outbox:
         response = PushMessagesResponse.FromString(answer)
         if response.objects_to_push:
             key = request.messages_list[0].metadata.message_id
-            size = self.messages.setdefault(key, Size())
+            size = self.messages.setdefault(key, MessageSize())
             size.session = response.session_id
             for old in list(self.messages)[:-KEPT]:
                 del self.messages[old]
@@ -107,7 +104,7 @@ class Guard:
         names: client names by public key (PEM).
     """
 
-    app: App
+    app: ASGIApp
     max_bytes: int
     events: Events
     names: dict[bytes, str] = field(default_factory=dict)
@@ -132,7 +129,7 @@ class Guard:
             await self.app(scope, receive, send)
         else:
             self.events.note("refused", path=scope["path"][:200], peer=_peer(scope), why="this path is closed")
-            await _answer(send, 403)
+            await answer(send, 403, {}, CLOSE)
 
     async def _fleet(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = self.names.get(_key(scope), "")
@@ -140,11 +137,11 @@ class Guard:
         try:
             body = await _body(scope, receive)
             push = _push(scope["path"], body)
-            size = outbox.size(push.session_id) if isinstance(push, PushObjectRequest) else Size()
+            size = outbox.size(push.session_id) if isinstance(push, PushObjectRequest) else MessageSize()
             listed = self._check(push, len(body), size)
         except RefusedError as error:
             self.events.note("refused", client=name, peer=_peer(scope), why=str(error))
-            await _answer(send, error.status)
+            await answer(send, error.status, {}, CLOSE)
             return
         # Counted before the SuperLink has checked the signature, so that requests at the same time cannot exceed the limit
         # together, and taken back if it refuses. It stays counted if there is no answer: the object may have been stored.
@@ -161,12 +158,12 @@ class Guard:
         """Let the SuperLink answer; its status (0 if there was none) and how many bytes it sent."""
         parts = iter([{"type": "http.request", "body": body, "more_body": False}])
         status, sent = 0, 0
-        held: list[MutableMapping[str, Any]] = []
+        held: list[Message] = []
 
-        async def replay() -> MutableMapping[str, Any]:
+        async def replay() -> Message:
             return next(parts, None) or await receive()
 
-        async def counted(event: MutableMapping[str, Any]) -> None:
+        async def counted(event: Message) -> None:
             nonlocal status, sent
             if event["type"] == "http.response.start":
                 status = int(event["status"])
@@ -183,14 +180,13 @@ class Guard:
             await send(event)
         return status, sent
 
-    def _check(self, push: Push | None, length: int, size: Size) -> int:
+    def _check(self, push: Push | None, length: int, size: MessageSize) -> int:
         """How many pieces an object lists; RefusedError if that, or its length, is too much for its message."""
         if isinstance(push, PushMessagesRequest):
             heads = [message.metadata for message in push.messages_list]
             if any(h.src_node_id != push.node.node_id or not h.reply_to_message_id for h in heads):
-                raise RefusedError(
-                    "its message is not a reply in its own name", 403
-                )  # but, say, an order to another client
+                # but, say, an order to another client
+                raise RefusedError("its message is not a reply in its own name", 403)
         if not isinstance(push, PushObjectRequest):
             return 0
         if size.length + length > self.max_bytes:
@@ -267,9 +263,3 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
             raise RefusedError("its request is too large")
         if event["type"] != "http.request" or not event.get("more_body"):
             return bytes(body)
-
-
-async def _answer(send: Send, status: int) -> None:
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"{}"})

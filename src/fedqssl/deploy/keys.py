@@ -51,16 +51,11 @@ def _certificate(subject: str, issuer: str, key: PrivateKey) -> x509.Certificate
     )
 
 
-def _usage(signs: bool) -> x509.KeyUsage:
-    flags = dict.fromkeys(("content_commitment", "data_encipherment", "key_encipherment", "key_agreement"), False)
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        encipher_only=False,
-        decipher_only=False,
-        **flags,
-    )
+def _usage(*allowed: str) -> x509.KeyUsage:
+    """A key that may be used for this and nothing else."""
+    uses = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    flags = (*uses, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+    return x509.KeyUsage(**{use: use in allowed for use in flags})
 
 
 def _alternative(host: str) -> x509.GeneralName:
@@ -77,7 +72,7 @@ def make_certificates(fleet: Path, hosts: list[str]) -> None:
     root = (
         _certificate("fedqssl fleet", "fedqssl fleet", authority)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
         .add_extension(identifier, critical=False)
         .sign(authority, hashes.SHA256())
     )
@@ -86,7 +81,7 @@ def make_certificates(fleet: Path, hosts: list[str]) -> None:
         _certificate("fedqssl server", "fedqssl fleet", key)
         .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in known]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(authority, hashes.SHA256())

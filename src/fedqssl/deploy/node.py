@@ -21,12 +21,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, MAX_RETRY_DELAY, ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-)
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
@@ -51,9 +46,10 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, FleetError, read_json, stop_like_ctrl_c, write_json
+from fedqssl.deploy.fleet import Fleet, FleetError, stop_like_ctrl_c
 from fedqssl.deploy.keys import PrivateKey, read_key
 from fedqssl.engines.flower import hush
+from fedqssl.files import read_json_or_none, write_json
 
 POLL, IDLE = 0.5, 3.0
 """Seconds between two looks for a message: soon after the last one, and when nothing happens."""
@@ -183,7 +179,7 @@ class Connection:
         once, where Flower would have it wait until its heartbeat is missed.
         """
         kept = self.home / "state" / "node.json"
-        before = read_json(kept)
+        before = read_json_or_none(kept)
         if isinstance(before, int):
             with suppress(httpx.HTTPStatusError):
                 self.client.DeactivateNode(DeactivateNodeRequest(node_id=before))
@@ -274,7 +270,8 @@ class _Link:
             message = self._get(head, tree)
             began = time.monotonic()
             try:
-                reply = self.app(message, self._context(head.metadata.run_id))
+                node_id = self.connection.node.node_id
+                reply = self.app(message, Context(head.metadata.run_id, node_id, {}, RecordDict(), {}))
             except Exception as error:
                 self.events.note("failed", what=repr(error))
                 reply = _error(message, f"{type(error).__name__}, see the client's log")
@@ -288,16 +285,10 @@ class _Link:
     def _give_up(self, head: Message, error: Exception) -> None:
         """Tell the server that no reply will come: without a deadline, it would wait for days."""
         try:
-            self._put(
-                _error(head, f"no way to get or send the model ({type(error).__name__}), see the client's log"), 0.0
-            )
+            why = f"no way to get or send the model ({type(error).__name__}), see the client's log"
+            self._put(_error(head, why), 0.0)
         except Exception as again:
             self.events.note("not told", what=repr(again))
-
-    def _context(self, run_id: int) -> Context:
-        return Context(
-            run_id=run_id, node_id=self.connection.node.node_id, node_config={}, state=RecordDict(), run_config={}
-        )
 
     def _get(self, head: Message, tree: ObjectTree) -> Message:
         run_id, message_id = head.metadata.run_id, head.metadata.message_id

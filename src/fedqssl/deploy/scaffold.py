@@ -8,41 +8,16 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 
 from fedqssl.deploy.fleet import Fleet, FleetError, check_name
 from fedqssl.deploy.keys import make_certificates, make_key, write_new
 from fedqssl.serve.running import is_loopback
 
-SERVER = """# Settings of the server; options of `fedqssl deploy server` come before them.
-# buffer = "folder:/public"       # unlabeled images that the server may see
-# eval = "folder:/labeled"        # labeled images for the global accuracy; without, there is none
-# host = "0.0.0.0"                # where to listen
-# max_mib = 256                   # the largest message
-"""
-CLIENT = """# Settings of this client; options of `fedqssl deploy client` come before them.
-# bits = 4
-# data = "folder:/photos"
-# threads = 1
-"""
-UNIT = """[Unit]
-Description={description}
-After=network-online.target
-Wants=network-online.target
 
-[Service]
-ExecStart={command}
-User={user}
-Restart=on-failure
-RestartSec=10
-NoNewPrivileges=yes
-PrivateTmp=yes
-ProtectSystem=full
-UMask=0077
-
-[Install]
-WantedBy=multi-user.target
-"""
+def _template(name: str) -> str:
+    return files("fedqssl.deploy").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def make_fleet(path: Path, host: str | None, port: int | None, clients: Sequence[str]) -> list[str]:
@@ -70,13 +45,13 @@ def make_fleet(path: Path, host: str | None, port: int | None, clients: Sequence
 
 def _make_new(path: Path, host: str, port: int, clients: Sequence[str]) -> list[str]:
     if not 1 <= port <= 65535 or not host or any(c.isspace() or c in '"\\/' for c in host):
-        raise FleetError(f"{host}:{port} is no address; give --host a name or an IP address, and --port 1 to 65535")
+        raise FleetError(f"{host}:{port} is not an address; give --host a name or an IP address, and --port 1 to 65535")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in ("server", "clients", "runs"):  # private each, for a folder that was there has permissions of its own
         (path / name).mkdir(mode=0o700)
     write_new(path / ".gitignore", b"# keys are in here: nothing of a fleet belongs into a repository\n*\n", 0o644)
     make_certificates(path, [host])
-    write_new(path / "server" / "server.toml", SERVER.encode(), 0o644)
+    write_new(path / "server" / "server.toml", _template("server.toml").encode(), 0o644)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     text = f'# where clients reach the server; the certificate is for this host, localhost and 127.0.0.1\naddress = "{address}"\n'
     write_new(path / "fleet.toml", text.encode(), 0o644)  # last: what has it is a fleet
@@ -90,7 +65,7 @@ def _make_new(path: Path, host: str, port: int, clients: Sequence[str]) -> list[
 def _make_client(fleet: Fleet, name: str) -> str:
     home = fleet.client(name)
     make_key(home, name)
-    write_new(home / "client.toml", CLIENT.encode(), 0o644)
+    write_new(home / "client.toml", _template("client.toml").encode(), 0o644)
     return f"{home}: a key for {name}; copy this folder, fleet.toml and ca.crt to its machine"
 
 
@@ -116,14 +91,10 @@ def commands(fleet: Fleet, clients: Sequence[str]) -> dict[str, str]:
 def _write_help(fleet: Fleet, clients: Sequence[str]) -> None:
     """``COMMANDS.md``, and units for systemd in ``systemd/``."""
     lines = commands(fleet, clients)
-    listed = "\n".join(f"{line}" for line in lines.values())
+    listed = "\n".join([*lines.values(), f"fedqssl deploy status {shlex.quote(str(fleet.path))}"])
+    note = "\nOnly clients on this machine can reach this address; for others, make a fleet with --host.\n"
     here = is_loopback(fleet.address.rpartition(":")[0].strip("[]"))
-    note = (
-        "\nOnly clients on this machine can reach this address; for others, make a fleet with --host.\n" if here else ""
-    )
-    text = (
-        f"# Commands of this fleet\n{note}\n```\n{listed}\nfedqssl deploy status {shlex.quote(str(fleet.path))}\n```\n"
-    )
+    text = f"# Commands of this fleet\n{note if here else ''}\n```\n{listed}\n```\n"
     write_new(fleet.path / "COMMANDS.md", text.encode(), 0o644)
     _write_units(fleet, {role: line for role, line in lines.items() if role != "start"})
 
@@ -146,7 +117,7 @@ def _write_units(fleet: Fleet, lines: dict[str, str]) -> None:
     (fleet.path / "systemd").mkdir(exist_ok=True)
     for role, line in lines.items():
         command = line.replace("fedqssl", f"{shlex.quote(sys.executable)} -m fedqssl.cli.main", 1)
-        unit = UNIT.format(description=f"fedqssl {role}", command=command, user=_user())
+        unit = _template("fedqssl.service").format(description=f"fedqssl {role}", command=command, user=_user())
         with suppress(FileExistsError):
             write_new(fleet.path / "systemd" / f"fedqssl-{role}.service", unit.encode(), 0o644)
 

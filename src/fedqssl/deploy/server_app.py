@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from fedqssl.deploy.fleet import Fleet, ServerData
 from fedqssl.deploy.fleet_run import FleetRun
 from fedqssl.engines.flower import hush
 from fedqssl.runs.progress import Progress
+from fedqssl.watch_parent import end_with_parent
 
 app = ServerApp()
 
@@ -36,12 +36,6 @@ def main(grid: Grid, context: Context) -> None:
     Console().print(result.table())
 
 
-def _end_with_parent() -> None:
-    """When the server goes, however it goes, so does this process: two of them must never work on one run."""
-    os.read(sys.stdin.fileno(), 1)  # not through sys.stdin, whose lock would be held when this process ends
-    os._exit(1)
-
-
 def connect(fleet: Fleet, address: str, ticket: dict[str, Any]) -> Grid:
     """A Grid for this run; the address is this machine's."""
     TaskIdentity.task_id, TaskIdentity.run_id = ticket["task_id"], ticket["run_id"]
@@ -54,7 +48,7 @@ def connect(fleet: Fleet, address: str, ticket: dict[str, Any]) -> Grid:
 def start() -> None:
     """Read what to do from standard input, which stays open as long as the server lives."""
     task = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(sys.stdin)  # two processes must never work on one run
     fleet = Fleet.open(Path(task["fleet"]))
     hush(fleet.server / "flower.log")
     grid = connect(fleet, task["address"], task["ticket"])

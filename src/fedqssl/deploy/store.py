@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 
 from fedqssl.data.images import ImageSet
-from fedqssl.deploy.fleet import read_json, write_json
 from fedqssl.federated.client import ClientMetrics
-from fedqssl.files import write_atomically
+from fedqssl.files import read_json_or_none, write_atomically, write_json
 
 KEEP = 2
 """Rounds kept: the last, and the one before it."""
@@ -43,7 +42,7 @@ class Store:
     def recall(self, key: str) -> tuple[bytes, ClientMetrics] | None:
         """What was sent in this very round, if it was one of the last."""
         for folder in self._rounds():
-            about = read_json(folder / "round.json")
+            about = read_json_or_none(folder / "round.json")
             if isinstance(about, dict) and about.get("key") == key:
                 sent = (folder / "sent.fqssl").read_bytes()
                 if hashlib.sha256(sent).hexdigest() == about["sent"]:
@@ -72,7 +71,7 @@ class Store:
 
     def split(self, train: ImageSet, test: ImageSet) -> tuple[ImageSet, ImageSet]:
         """The client's own split: an image that was held out once stays held out, whatever is added to the data."""
-        held = read_json(self.path / "split.json")
+        held = read_json_or_none(self.path / "split.json")
         if held is None:
             write_json(self.path / "split.json", sorted(set(_digests(test))))
             return train, test

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.common.constant import (
     HEARTBEAT_DEFAULT_INTERVAL,
@@ -79,15 +80,11 @@ class SuperLink:
 
     def _gone(self, name: str, there: dict[str, bytes]) -> bool:
         """Whether a key was replaced or removed, which is for good; one that cannot be read now is looked at again."""
-        if name in there:
-            return True
         try:
             (self.fleet.path / "clients" / name / "key.pub").stat()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return False
+        except OSError as error:
+            return name in there or isinstance(error, FileNotFoundError)
+        return name in there
 
     def put_out_strangers(self) -> None:
         """Once at the start: keys that were removed while no server ran."""
@@ -129,28 +126,29 @@ class SuperLink:
 
 def _config(fleet: Fleet, host: str, port: int) -> SuperLinkLifespanConfig:
     files = fleet.authority, fleet.server / "server.crt", fleet.server / "server.key"
+    absent = (
+        "health_server_address",
+        "event_log_plugin",
+        "fleet_event_log_plugin",
+        "artifact_provider",
+        "fleet_api_address",
+    )
+    off = ("insecure", "enable_event_log", "simulation", "runtime_dependency_install")
+    unused: dict[str, Any] = {**dict.fromkeys(absent), **dict.fromkeys(off, False)}
     authority, certificate, key = (file.read_bytes() for file in files)
     return SuperLinkLifespanConfig(
         control_address="",
-        health_server_address=None,
         host=host,
         port=port,
-        insecure=False,
         certificates=(authority, certificate, key),
         superexec_auth_secret=secrets.token_bytes(32),  # nobody knows it: no SuperExec may take our runs
         authn_plugin=load_control_authn_plugin(),
-        event_log_plugin=None,
-        fleet_event_log_plugin=None,
-        enable_event_log=False,
-        artifact_provider=None,
         enable_supernode_auth=True,
         fleet_api_type=TRANSPORT_TYPE_GRPC_RERE,
-        fleet_api_address=None,
-        simulation=False,
         ssl_ca_certfile=str(files[0]),
         ssl_certfile=str(files[1]),
         ssl_keyfile=str(files[2]),
         database=str(fleet.server / "state.db"),
         isolation=ISOLATION_MODE_PROCESS,
-        runtime_dependency_install=False,
+        **unused,
     )

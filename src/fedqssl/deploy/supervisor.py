@@ -18,9 +18,10 @@ from typing import Any
 
 from fedqssl.deploy.control import LAST, TAKEN, collect, prometheus
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import OVER, Fleet, ServerData, read_json, write_json
+from fedqssl.deploy.fleet import OVER, Fleet, ServerData
 from fedqssl.deploy.superlink import SuperLink, Ticket
-from fedqssl.files import write_atomically
+from fedqssl.files import read_json_or_none as read_json
+from fedqssl.files import write_atomically, write_json
 
 PAUSE = 1.0
 HEARTBEAT = 10.0

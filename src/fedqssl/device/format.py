@@ -1,6 +1,6 @@
 """The device file: one model, its classifier and all that is needed to use them, versioned and checksummed.
 
-Layout: ``b"FQDEV\\0"``, version (uint16), length of the rest (uint64), its SHA-256 (32 bytes), all little-endian; then the
+Layout: a header (:mod:`fedqssl.header`) with the mark ``b"FQDEV\\0"``; then the
 length of the manifest (uint32), the manifest (JSON), the extractor's container and the classifier's
 (``fedqssl.lowbit.container``: packed codes, scales, batch norm). A codebook is named, not stored: bits, scale, compander
 and reading of the weights determine it.
@@ -8,20 +8,17 @@ and reading of the weights determine it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedqssl.header import Header
 from fedqssl.lowbit.container import MAGIC as CONTAINER_MAGIC
 
-MAGIC = b"FQDEV\0"
-VERSION = 1
 MAX_BYTES = 1 << 30
 MAX_MANIFEST = 1 << 22
-_HEAD = struct.Struct("<6sHQ32s")
 _LENGTH = struct.Struct("<I")
 
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -30,6 +27,16 @@ Text = Annotated[str, Field(min_length=1, max_length=1000)]
 
 class DeviceFileError(ValueError):
     """These bytes are not a device file that can be used; the message says why."""
+
+
+HEADER = Header(
+    b"FQDEV\0",
+    1,
+    DeviceFileError,
+    "not a device file; make one with fedqssl export RUN --client NAME",
+    older="; export the model again",
+    damaged="; copy it again",
+)
 
 
 class Manifest(BaseModel):
@@ -77,35 +84,17 @@ class Manifest(BaseModel):
             raise ValueError("class_names is empty")
         return self
 
+    @property
+    def supervised(self) -> bool:
+        """Whether the model ends in the classifier that it was trained with."""
+        return self.objective == "supervised"
+
 
 def encode(manifest: Manifest, extractor: bytes, classifier: bytes) -> bytes:
     """The bytes of a device file; equal parts give equal bytes."""
     text = json.dumps(manifest.model_dump(), sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
     rest = _LENGTH.pack(len(text)) + text + extractor + classifier
-    return _HEAD.pack(MAGIC, VERSION, len(rest), hashlib.sha256(rest).digest()) + rest
-
-
-def _checked(data: bytes) -> bytes:
-    """What follows the head, if length, version and checksum are right."""
-    if len(data) > MAX_BYTES:
-        raise DeviceFileError(f"{len(data):,} bytes are more than the {MAX_BYTES:,} allowed")
-    if data[:6] == CONTAINER_MAGIC:
-        raise DeviceFileError("a run's model without a classifier; make a device file of it with fedqssl export")
-    if len(data) < _HEAD.size or data[:6] != MAGIC:
-        raise DeviceFileError("not a device file; make one with fedqssl export RUN --client NAME")
-    _, version, length, digest = _HEAD.unpack_from(data)
-    if version > VERSION:
-        raise DeviceFileError(
-            f"format version {version} is newer than {VERSION}, the newest known here; update fedqssl"
-        )
-    if version != VERSION:
-        raise DeviceFileError(f"format version {version}, but this is version {VERSION}; export the model again")
-    rest = data[_HEAD.size :]
-    if length != len(rest):
-        raise DeviceFileError(f"truncated or padded: {len(rest)} bytes follow the header, not {length}; copy it again")
-    if hashlib.sha256(rest).digest() != digest:
-        raise DeviceFileError("checksum mismatch: the bytes were changed; copy it again")
-    return rest
+    return HEADER.wrap(rest)
 
 
 def decode(data: bytes) -> tuple[Manifest, bytes, bytes]:
@@ -114,7 +103,9 @@ def decode(data: bytes) -> tuple[Manifest, bytes, bytes]:
     Raises:
         DeviceFileError: one line that says why these bytes cannot be used.
     """
-    rest = _checked(data)
+    if data[:6] == CONTAINER_MAGIC:
+        raise DeviceFileError("a run's model without a classifier; make a device file of it with fedqssl export")
+    rest = HEADER.unwrap(data, MAX_BYTES)
     if len(rest) < _LENGTH.size:
         raise DeviceFileError("the manifest is missing; export the model again")
     (size,) = _LENGTH.unpack_from(rest)

@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from fedqssl.device.card import markdown
 from fedqssl.device.format import MAX_BYTES, DeviceFileError, Manifest, decode, encode
 from fedqssl.device.pictures import batches, find_pictures
 from fedqssl.evaluation.features import extract_features
@@ -20,11 +21,6 @@ from fedqssl.lowbit.container import ContainerError, read_header
 from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
 from fedqssl.models.registry import MODELS, build_model
 from fedqssl.ssl.objectives import get_objective
-
-if TYPE_CHECKING:
-    from fedqssl.federated.task import Task  # a device needs nothing of training
-
-SUPERVISED = "supervised"
 
 
 @dataclass(frozen=True)
@@ -86,8 +82,6 @@ class DeviceModel:
 
     def card(self) -> str:
         """The model card, as Markdown."""
-        from fedqssl.maker.card import markdown
-
         try:
             return markdown(self.manifest, len(self.to_bytes()))
         except (KeyError, TypeError, ValueError) as error:
@@ -111,19 +105,6 @@ def extractor_of(model: fx.GraphModule, supervised: bool) -> fx.GraphModule:
     assert isinstance(found, fx.GraphModule)
     found.meta["fedqssl"] = model.meta["fedqssl"]
     return found
-
-
-def described(task: Task, bits: int, channels: int, size: int) -> dict[str, Any]:
-    """What a manifest says of the network itself."""
-    return {
-        "model": task.model,
-        "width": task.width,
-        "channels": channels,
-        "size": size,
-        "objective": task.objective,
-        "bits": bits,
-        "feature_dim": int(task.network().encoder.feature_dim),  # type: ignore[arg-type]
-    }
 
 
 def pack_device(values: dict[str, Any], extractor: fx.GraphModule, classifier: LowBitClassifier | None) -> bytes:
@@ -159,30 +140,28 @@ def architecture(manifest: Manifest, trust: bool = False) -> nn.Module:
         raise DeviceFileError(
             f"the backbone {manifest.model!r} gives {dim} features here, {manifest.feature_dim} in the file"
         )
-    supervised = manifest.objective == SUPERVISED
-    heads = nn.Linear(dim, len(manifest.class_names)) if supervised else get_objective(manifest.objective).heads(dim)
-    return SelfSupervisedNetwork(encoder, heads)
+    if manifest.supervised:
+        return SelfSupervisedNetwork(encoder, nn.Linear(dim, len(manifest.class_names)))
+    return SelfSupervisedNetwork(encoder, get_objective(manifest.objective).heads(dim))
 
 
 def _filled(manifest: Manifest, body: bytes, head: bytes, trust: bool) -> DeviceModel:
-    options = LowBitOptions(**_options(body))
-    supervised = manifest.objective == SUPERVISED
-    model = to_lowbit(architecture(manifest, trust), Precision.for_bits(manifest.bits), options)
-    extractor = extractor_of(model, supervised)
+    precision = Precision.for_bits(manifest.bits)
+    model = to_lowbit(architecture(manifest, trust), precision, _options(body))
+    extractor = extractor_of(model, manifest.supervised)
     load_bytes(extractor, body)
     extractor.eval()
-    if supervised:
+    if manifest.supervised:
         return DeviceModel(manifest, extractor, None)
-    empty = empty_classifier(manifest.feature_dim, len(manifest.class_names), Precision.for_bits(manifest.bits))
-    load_bytes(empty, head)
-    empty.eval()
-    return DeviceModel(manifest, extractor, LowBitClassifier(empty, manifest.scale))
+    linear = empty_classifier(manifest.feature_dim, len(manifest.class_names), precision)
+    load_bytes(linear, head)
+    linear.eval()
+    return DeviceModel(manifest, extractor, LowBitClassifier(linear, manifest.scale))
 
 
-def _options(body: bytes) -> dict[str, Any]:
+def _options(body: bytes) -> LowBitOptions:
     try:
-        found = json.loads(read_header(body)["options"])
-        return dict(found)
+        return LowBitOptions(**json.loads(read_header(body)["options"]))
     except (KeyError, ValueError, TypeError) as error:
         raise ContainerError(f"the model's description is not valid: {error}") from error
 

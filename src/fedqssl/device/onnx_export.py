@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fedqssl import __version__
-from fedqssl.data.pixels import MissingExtraError
+from fedqssl.data.pixels import import_extra
 
 if TYPE_CHECKING:
     from fedqssl.device.model import DeviceModel
@@ -24,11 +24,7 @@ INPUT, LOGITS, PROBABILITIES = "images", "logits", "probabilities"
 
 def check_onnx() -> Any:
     """The ``onnx`` package, or one line that names the extra."""
-    try:
-        import onnx
-    except ImportError as error:
-        raise MissingExtraError("ONNX export needs onnx: pip install 'fedqssl[export]'") from error
-    return onnx
+    return import_extra("onnx", "onnx", "ONNX export", "export")
 
 
 def versions() -> str:

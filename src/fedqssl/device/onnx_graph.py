@@ -90,19 +90,15 @@ class GraphWriter:
         raise ValueError("the graph has no output")
 
     def _translate(self, model: fx.GraphModule, node: fx.Node, found: dict[fx.Node, Value], prefix: str) -> Value:
-        inputs = [found[a] for a in node.all_input_nodes]
+        source: Any = node
+        what, write = str(node.target), _FUNCTIONS.get(node.target)
         if node.op == "call_module":
-            module = model.get_submodule(str(node.target))
-            for kind, write in _MODULES.items():
-                if isinstance(module, kind):
-                    return write(self, module, prefix + str(node.target), inputs)
-            what = f"{node.target} ({type(module).__name__})"
-        else:
-            made = _FUNCTIONS.get(node.target)
-            if made is not None:
-                return made(self, node, inputs)
-            what = str(node.target)
-        raise ValueError(f"the ONNX export has no counterpart of {what}; use --format fedqssl")
+            source = model.get_submodule(str(node.target))
+            what += f" ({type(source).__name__})"
+            write = next((write for kind, write in _MODULES.items() if isinstance(source, kind)), None)
+        if write is None:
+            raise ValueError(f"the ONNX export has no counterpart of {what}; use --format fedqssl")
+        return write(self, source, prefix + str(node.target), [found[a] for a in node.all_input_nodes])
 
     def weight(self, weight: LowBitWeight, name: str) -> tuple[str, float]:
         """The look-up of a layer's codes, and the factor that is left to multiply its output with."""
@@ -140,14 +136,8 @@ def _nibbles(codes: np.ndarray[Any, Any]) -> bytes:
 
 
 def _conv_attributes(m: Any, padding: tuple[int, int]) -> dict[str, Any]:
-    pads = [padding[0], padding[1], padding[0], padding[1]]
-    return {
-        "kernel_shape": list(m.kernel_size),
-        "strides": list(m.stride),
-        "pads": pads,
-        "dilations": list(m.dilation),
-        "group": m.groups,
-    }
+    shape = {"kernel_shape": list(m.kernel_size), "strides": list(m.stride), "dilations": list(m.dilation)}
+    return {**shape, "pads": [*padding, *padding], "group": m.groups}
 
 
 def _lowbit_conv(w: GraphWriter, m: LowBitConv2d, name: str, inputs: list[Value]) -> Value:
@@ -211,10 +201,6 @@ def _tanh_codes(w: GraphWriter, m: TanhCodes, name: str, inputs: list[Value]) ->
     return w.quantized(levels, inputs[0].rank, m.bits, 1.0 / top)
 
 
-def _input_codes(w: GraphWriter, m: InputCodes, name: str, inputs: list[Value]) -> Value:
-    return inputs[0]
-
-
 def _same(w: GraphWriter, m: nn.Module, name: str, inputs: list[Value]) -> Value:
     return inputs[0]
 
@@ -257,43 +243,38 @@ def _pair(value: Any) -> list[int]:
 
 def _pool(w: GraphWriter, m: Any, name: str, inputs: list[Value]) -> Value:
     """Max and average pooling; a maximum of codes is the code of the maximum, but floats keep it simple."""
-    maximum = isinstance(m, nn.MaxPool2d)
-    if (
-        m.ceil_mode
-        or (maximum and (_pair(m.dilation) != [1, 1] or m.return_indices))
-        or getattr(m, "divisor_override", None)
-    ):
-        raise ValueError(f"the ONNX export does not know these settings of {name}: {m}; use --format fedqssl")
     pads = _pair(m.padding) * 2
     words: dict[str, Any] = {"kernel_shape": _pair(m.kernel_size), "strides": _pair(m.stride), "pads": pads}
-    if not maximum:
-        words["count_include_pad"] = int(m.count_include_pad)
-    return Value(w.op("MaxPool" if maximum else "AveragePool", w.floats(inputs[0]), **words), 4)
+    if isinstance(m, nn.MaxPool2d):
+        kind, odd = "MaxPool", _pair(m.dilation) != [1, 1] or m.return_indices
+    else:
+        kind, odd, words["count_include_pad"] = "AveragePool", m.divisor_override, int(m.count_include_pad)
+    if m.ceil_mode or odd:
+        raise ValueError(f"the ONNX export does not know these settings of {name}: {m}; use --format fedqssl")
+    return Value(w.op(kind, w.floats(inputs[0]), **words), 4)
 
 
-def _adaptive(w: GraphWriter, m: Any, name: str, inputs: list[Value]) -> Value:
-    if m.output_size not in (1, (1, 1), [1, 1]):
-        raise ValueError(f"the ONNX export knows adaptive pooling to 1x1 only, not {name}: {m}; use --format fedqssl")
-    kind = "GlobalAveragePool" if isinstance(m, nn.AdaptiveAvgPool2d) else "GlobalMaxPool"
+def _rest(source: Any) -> list[Any]:
+    """What a function is called with besides tensors; the settings of a module that does the same."""
+    if isinstance(source, fx.Node):
+        return [*source.args[1:], *source.kwargs.values()]
+    return [source.start_dim, source.end_dim] if isinstance(source, nn.Flatten) else [source.output_size]
+
+
+def _global_pool(w: GraphWriter, source: Any, name: str, inputs: list[Value]) -> Value:
+    if _rest(source) not in ([1], [(1, 1)], [[1, 1]]):
+        raise ValueError(f"the ONNX export knows adaptive pooling to 1x1 only, not {name}; use --format fedqssl")
+    kind = "GlobalMaxPool" if isinstance(source, nn.AdaptiveMaxPool2d) else "GlobalAveragePool"
     return Value(w.op(kind, w.floats(inputs[0])), 4)
 
 
-def _flatten_module(w: GraphWriter, m: nn.Flatten, name: str, inputs: list[Value]) -> Value:
-    if (m.start_dim, m.end_dim) != (1, -1):
-        raise ValueError(
-            f"the ONNX export knows Flatten() from dimension 1 only, not {name}: {m}; use --format fedqssl"
-        )
+def _flatten(w: GraphWriter, source: Any, name: str, inputs: list[Value]) -> Value:
+    if _rest(source) not in ([1], [1, -1]):
+        raise ValueError(f"the ONNX export knows flattening from dimension 1 only, not {name}; use --format fedqssl")
     return Value(w.op("Flatten", inputs[0].name, axis=1), 2, inputs[0].step, inputs[0].low)
 
 
-def _flatten(w: GraphWriter, node: fx.Node, inputs: list[Value]) -> Value:
-    rest = [*node.args[1:], *node.kwargs.values()]
-    if rest not in ([1], [1, -1]):
-        raise ValueError("the ONNX export knows flatten(x, 1) only; use --format fedqssl")
-    return Value(w.op("Flatten", inputs[0].name, axis=1), 2, inputs[0].step, inputs[0].low)
-
-
-def _mean(w: GraphWriter, node: fx.Node, inputs: list[Value]) -> Value:
+def _mean(w: GraphWriter, node: fx.Node, name: str, inputs: list[Value]) -> Value:
     rest = {**dict(zip(("dim", "keepdim"), node.args[1:], strict=False)), **node.kwargs}
     dims = rest.get("dim")
     if dims is None:
@@ -304,24 +285,17 @@ def _mean(w: GraphWriter, node: fx.Node, inputs: list[Value]) -> Value:
     return Value(w.op("ReduceMean", w.floats(inputs[0]), axes, keepdims=int(keep)), rank)
 
 
-def _sum(w: GraphWriter, node: fx.Node, inputs: list[Value]) -> Value:
+def _sum(w: GraphWriter, node: fx.Node, name: str, inputs: list[Value]) -> Value:
     left, right = inputs if len(inputs) == 2 else inputs * 2
     return Value(w.op("Add", w.floats(left), w.floats(right)), max(left.rank, right.rank))
 
 
-def _to_tensor(w: GraphWriter, node: fx.Node, inputs: list[Value]) -> Value:
+def _to_tensor(w: GraphWriter, node: fx.Node, name: str, inputs: list[Value]) -> Value:
     return Value(w.floats(inputs[0]), inputs[0].rank)
 
 
-def _adaptive_function(w: GraphWriter, node: fx.Node, inputs: list[Value]) -> Value:
-    sizes = [*node.args[1:], *node.kwargs.values()]
-    if sizes not in ([1], [(1, 1)], [[1, 1]]):
-        raise ValueError("the ONNX export knows adaptive_avg_pool2d(x, 1) only; use --format fedqssl")
-    return Value(w.op("GlobalAveragePool", w.floats(inputs[0])), 4)
-
-
-def _cat(w: GraphWriter, node: fx.Node, inputs: list[Value]) -> Value:
-    rest = [*node.args[1:], *node.kwargs.values()]
+def _cat(w: GraphWriter, node: fx.Node, name: str, inputs: list[Value]) -> Value:
+    rest = _rest(node)
     return Value(w.op("Concat", *(w.floats(v) for v in inputs), axis=rest[0] if rest else 0), inputs[0].rank)
 
 
@@ -332,17 +306,16 @@ _MODULES: dict[Any, Write] = {
     LowBitNorm: _lowbit_norm,
     RangeCodes: _range_codes,
     TanhCodes: _tanh_codes,
-    InputCodes: _input_codes,
     FullConv2d: _full_conv,
     FullLinear: _full_linear,
     ClippedReLU: _clipped_relu,
     (nn.BatchNorm1d, nn.BatchNorm2d): _batch_norm,
-    (FeatureMark, nn.Identity, nn.Dropout, nn.Dropout2d): _same,
+    (InputCodes, FeatureMark, nn.Identity, nn.Dropout, nn.Dropout2d): _same,
     (nn.MaxPool2d, nn.AvgPool2d): _pool,
-    (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d): _adaptive,
-    nn.Flatten: _flatten_module,
+    (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d): _global_pool,
+    nn.Flatten: _flatten,
 }
-_FUNCTIONS: dict[Any, Callable[[GraphWriter, fx.Node, list[Value]], Value]] = {
+_FUNCTIONS: dict[Any, Write] = {
     torch.flatten: _flatten,
     "flatten": _flatten,
     "to_tensor": _to_tensor,
@@ -352,7 +325,7 @@ _FUNCTIONS: dict[Any, Callable[[GraphWriter, fx.Node, list[Value]], Value]] = {
     operator.iadd: _sum,
     torch.add: _sum,
     "add": _sum,
-    F.adaptive_avg_pool2d: _adaptive_function,
+    F.adaptive_avg_pool2d: _global_pool,
     torch.cat: _cat,
     torch.concat: _cat,
 }

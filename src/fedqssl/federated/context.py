@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedqssl.config import ConfigError, RunConfig
-from fedqssl.data.fetch import Progress
+from fedqssl.data.fetch import DownloadProgress
 from fedqssl.data.from_config import training_split
 from fedqssl.data.images import ImageSet
 from fedqssl.data.partition import Partition, label_counts
@@ -163,7 +163,7 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
     )
 
 
-def build_simulation(config: RunConfig, progress: Progress | None = None) -> Simulation:
+def build_simulation(config: RunConfig, progress: DownloadProgress | None = None) -> Simulation:
     """Load the images and split them; deterministic in the configuration. ``progress`` is told about downloads."""
     train, partition = training_split(config, progress)
     test = load_dataset(config.data, "test", config.data_dir, on_bad=config.on_bad, progress=progress)

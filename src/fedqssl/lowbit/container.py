@@ -1,14 +1,13 @@
 """A low-bit model as bytes: versioned, checksummed, self-describing; what travels, and what lies on disk.
 
-Layout: ``b"FQSSL\\0"``, version (uint16), length of the rest (uint64), its SHA-256 (32 bytes), all little-endian, then a
-safetensors blob: ``<name>.codes`` (packed, uint8), ``<name>.scale`` (float32), and float tensors. Batch-norm tensors and biases
-travel as float16 where that keeps 3 digits, else as float32. The blob's metadata hold the architecture's fingerprint and the
-precision. Nothing is unpickled; sizes and checksum are checked before anything is allocated.
+Layout: a header (:mod:`fedqssl.header`) with the mark ``b"FQSSL\\0"``, then a safetensors blob: ``<name>.codes`` (packed,
+uint8), ``<name>.scale`` (float32), and float tensors. Batch-norm tensors and biases travel as float16 where that keeps 3 digits,
+else as float32. The blob's metadata hold the architecture's fingerprint and the precision. Nothing is unpickled; sizes and
+checksum are checked before anything is allocated.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from dataclasses import asdict
@@ -18,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from fedqssl.header import Header
 from fedqssl.lowbit.policy import Entry, fingerprint, state_of
 from fedqssl.lowbit.precision import LowBitOptions, Precision
 from fedqssl.lowbit.weight import LowBitWeight
@@ -25,12 +25,14 @@ from fedqssl.quant.packing import packed_size
 
 MAGIC = b"FQSSL\0"
 VERSION = 1
-_HEAD = struct.Struct("<6sHQ32s")
 MAX_BYTES = 1 << 30
 
 
 class ContainerError(ValueError):
     """These bytes are not a model that this model can take; the message says why."""
+
+
+_HEADER = Header(MAGIC, VERSION, ContainerError, "not a fedqssl model: it does not start with the format's mark")
 
 
 def _float16_fits(x: Tensor) -> bool:
@@ -74,26 +76,13 @@ def to_bytes(model: nn.Module, exact: bool = False) -> bytes:
 
 
 def frame(blob: bytes) -> bytes:
-    """Put mark, version, length and checksum in front of a safetensors blob."""
-    return _HEAD.pack(MAGIC, VERSION, len(blob), hashlib.sha256(blob).digest()) + blob
+    """Put the header in front of a safetensors blob."""
+    return _HEADER.wrap(blob)
 
 
 def check_bytes(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     """The safetensors blob of a container whose length, version and checksum are right."""
-    if len(data) > max_bytes:
-        raise ContainerError(f"{len(data)} bytes are more than the {max_bytes} allowed")
-    if len(data) < _HEAD.size or data[:6] != MAGIC:
-        raise ContainerError("not a fedqssl model: it does not start with the format's mark")
-    _, version, length, digest = _HEAD.unpack_from(data)
-    if version != VERSION:
-        newer = "; update fedqssl" if version > VERSION else ""
-        raise ContainerError(f"format version {version}, but this is version {VERSION}{newer}")
-    if length != len(data) - _HEAD.size:
-        raise ContainerError(f"truncated or padded: {len(data) - _HEAD.size} bytes follow the header, not {length}")
-    blob = data[_HEAD.size :]
-    if hashlib.sha256(blob).digest() != digest:
-        raise ContainerError("checksum mismatch: the bytes were changed")
-    return blob
+    return _HEADER.unwrap(data, max_bytes)
 
 
 def read_header(data: bytes, max_bytes: int = MAX_BYTES) -> dict[str, str]:

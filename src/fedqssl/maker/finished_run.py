@@ -15,20 +15,22 @@ from safetensors import SafetensorError
 from torch import Tensor, fx
 
 from fedqssl.config import RunConfig, load_config
-from fedqssl.config.keys import nearest
 from fedqssl.data.images import ImageSet
 from fedqssl.data.registry import load_dataset
 from fedqssl.device.model import extractor_of
 from fedqssl.device.pictures import with_channels
 from fedqssl.evaluation import extract_features
 from fedqssl.federated.context import Simulation, build_simulation, class_count
-from fedqssl.lowbit import load_bytes
+from fedqssl.federated.task import Task
+from fedqssl.files import write_atomically
+from fedqssl.imported import nearest
 from fedqssl.runs import RunFolder, RunResult
-from fedqssl.runs.folder import RunError, write_atomically
+from fedqssl.runs.evaluate import load
+from fedqssl.runs.folder import RunError
 
 
 @dataclass(frozen=True, eq=False)
-class Labeled:
+class LabeledSplit:
     """Images to fit a classifier on and to test it on, with the names of their classes."""
 
     train: Tensor
@@ -36,6 +38,15 @@ class Labeled:
     test: Tensor
     test_labels: Tensor
     class_names: tuple[str, ...]
+
+    def parts(self, task: Task) -> tuple[Tensor, ...]:
+        """The images whose features a probe needs, the test images last; a supervised model has its classifier already."""
+        return (self.test,) if task.supervised else (self.train, self.test)
+
+
+def client_extractor(task: Task, bits: int, payload: bytes) -> fx.GraphModule:
+    """The frozen extractor in a client's own bits, from its model on the wire (supervised: the whole model)."""
+    return extractor_of(load(task, bits, payload), task.supervised)
 
 
 @dataclass(eq=False)
@@ -45,18 +56,18 @@ class FinishedRun:
     folder: RunFolder
     config: RunConfig
     result: RunResult
-    _others: dict[str, Labeled] = field(default_factory=dict)
+    _others: dict[str, LabeledSplit] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> FinishedRun:
         """Open a run.
 
         Raises:
-            RunError: it is no run, or not finished; says what to do.
+            RunError: it is not a run, or not finished; says what to do.
         """
         folder = RunFolder.open(path)
         if not (path / "result.json").is_file():
-            raise RunError(f"{path} is not finished; go on with it first: fedqssl run --resume {path}")
+            raise RunError(f"{path} is not finished; resume it first: fedqssl run --resume {path}")
         return cls(folder, load_config(path / "config.toml"), RunResult.read(path))
 
     @cached_property
@@ -88,12 +99,10 @@ class FinishedRun:
 
     def extractor(self, name: str) -> fx.GraphModule:
         """A client's frozen extractor in its own bits (of a supervised run: the whole model)."""
-        task = self.context.task
-        model = task.converted(self.result.clients[self.client(name)].bits)
-        load_bytes(model, self.payload(name))
-        return extractor_of(model.eval(), task.supervised)
+        bits = self.result.clients[self.client(name)].bits
+        return client_extractor(self.context.task, bits, self.payload(name))
 
-    def own(self, name: str) -> Labeled:
+    def own(self, name: str) -> LabeledSplit:
         """The client's own split of the run's data."""
         train, split = self.context.train, self.context.partition.clients[self.client(name)]
         if train.labels is None:
@@ -101,9 +110,9 @@ class FinishedRun:
         names = train.class_names or tuple(map(str, range(self.context.task.classes)))
         held = split.train, split.test
         (x, y), (u, v) = ((train.images[i], train.labels[i]) for i in held)
-        return Labeled(x, y, u, v, names)
+        return LabeledSplit(x, y, u, v, names)
 
-    def other(self, data: str) -> Labeled:
+    def other(self, data: str) -> LabeledSplit:
         """Other data, brought to the size and channels of the run's."""
         if data not in self._others:
             channels, size = self.context.train.images.shape[1:3]
@@ -134,13 +143,13 @@ class FinishedRun:
         return found
 
 
-def _labeled(splits: Sequence[ImageSet], data: str, channels: int) -> Labeled:
+def _labeled(splits: Sequence[ImageSet], data: str, channels: int) -> LabeledSplit:
     train, test = splits
     if train.labels is None or test.labels is None:
         raise RunError(f"{data} has no labels; sort its images into one sub-folder per class")
     names = train.class_names or tuple(map(str, range(class_count(train, test))))
     images = [with_channels(s.images, channels) for s in splits]
-    return Labeled(images[0], train.labels, images[1], test.labels, names)
+    return LabeledSplit(images[0], train.labels, images[1], test.labels, names)
 
 
 def few(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
@@ -155,4 +164,4 @@ def few(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
     return torch.cat(kept).sort().values
 
 
-__all__ = ["FinishedRun", "Labeled", "few"]
+__all__ = ["FinishedRun", "LabeledSplit", "client_extractor", "few"]

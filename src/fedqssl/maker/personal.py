@@ -1,32 +1,38 @@
-"""From a finished run to a client's device model."""
+"""A client's device file: its low-bit model, a classifier for its own classes, and a model card."""
 
 from __future__ import annotations
 
-from fedqssl.device.model import DeviceModel, described, from_bytes, pack_device
-from fedqssl.maker.card import card_values
-from fedqssl.maker.finished_run import FinishedRun
-from fedqssl.maker.probing import Probe, ProbeSettings, probe_client
+from collections.abc import Sequence
+
+from torch import fx
+
+from fedqssl.device.model import DeviceModel, from_bytes, pack_device
+from fedqssl.evaluation import extract_features
+from fedqssl.federated.task import Task
+from fedqssl.maker.card import Card, fleet_card, run_card
+from fedqssl.maker.finished_run import FinishedRun, LabeledSplit, client_extractor
+from fedqssl.maker.probing import Probe, ProbeSettings, fit_probe, probe_client
+from fedqssl.runs.evaluate import Labeled
 
 
 def device_bytes(
     run: FinishedRun, name: str, settings: ProbeSettings | None = None, probe: Probe | None = None
 ) -> bytes:
-    """A client's device file: its model, its classifier (fitted here, or ``probe``), its card; the same bytes every time."""
+    """The device file of a client of a finished run; the same bytes every time.
+
+    Args:
+        run: the run.
+        name: the client's.
+        settings: what the classifier is fitted on.
+        probe: the classifier, if it has been fitted already.
+    """
     settings = settings or ProbeSettings()
     if settings.method != "linear":
         raise ValueError("a device file holds a linear classifier; leave out --method knn")
     probe = probe or probe_client(run, name, settings)
-    extractor, task = run.extractor(name), run.context.task
-    channels, size = run.context.train.images.shape[1:3]
-    shape = (channels, size, run.context.train.images.shape[3])
-    values = {
-        **described(task, probe.bits, channels, size),
-        "class_names": list(probe.class_names),
-        "protocol": run.result.protocol,
-        "client": name,
-        "card": card_values(run, probe, extractor, shape),
-    }
-    return pack_device(values, extractor, probe.classifier)
+    extractor, image = run.extractor(name), run.context.train.images.shape[1:]
+    card = run_card(run, probe, extractor, (image[0], image[1], image[2]))
+    return _packed(run.context.task, extractor, probe, image[1], run.result.protocol, card)
 
 
 def device_model(run: FinishedRun, name: str, settings: ProbeSettings | None = None) -> DeviceModel:
@@ -34,4 +40,37 @@ def device_model(run: FinishedRun, name: str, settings: ProbeSettings | None = N
     return from_bytes(device_bytes(run, name, settings), trust=True)
 
 
-__all__ = ["device_bytes", "device_model"]
+def device_file(
+    task: Task, name: str, bits: int, payload: bytes, train: Labeled, test: Labeled, class_names: Sequence[str]
+) -> tuple[bytes, float]:
+    """The device file of a client of a fleet, made on its own machine from its final model and its own labels.
+
+    Returns:
+        The file, and the accuracy on the test images.
+    """
+    data = LabeledSplit(*train, *test, tuple(class_names))
+    extractor = client_extractor(task, bits, payload)
+    features = [extract_features(extractor, images) for images in data.parts(task)]
+    probe = fit_probe(task, name, bits, data, features)
+    made = _packed(task, extractor, probe, train[0].shape[2], "fleet", fleet_card(task, probe, payload))
+    return made, probe.outcome.accuracy
+
+
+def _packed(task: Task, extractor: fx.GraphModule, probe: Probe, size: int, protocol: str, card: Card) -> bytes:
+    values = {
+        "model": task.model,
+        "width": task.width,
+        "channels": task.in_channels,
+        "size": size,
+        "objective": task.objective,
+        "bits": probe.bits,
+        "feature_dim": int(task.network().encoder.feature_dim),  # type: ignore[arg-type]
+        "class_names": list(probe.class_names),
+        "protocol": protocol,
+        "client": probe.client,
+        "card": card,
+    }
+    return pack_device(values, extractor, probe.classifier)
+
+
+__all__ = ["device_bytes", "device_file", "device_model"]

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import Tensor
 
 from fedqssl.evaluation.local import LowBitClassifier, fit_lowbit_classifier
 from fedqssl.evaluation.outcome import Outcome, outcome
 from fedqssl.evaluation.probe import knn_probabilities
 from fedqssl.federated.randomness import derived_seed, generator
-from fedqssl.maker.finished_run import FinishedRun, Labeled, few
+from fedqssl.federated.task import Task
+from fedqssl.files import write_json
+from fedqssl.maker.finished_run import FinishedRun, LabeledSplit, few
 
-Method = Literal["linear", "knn"]
+ProbeMethod = Literal["linear", "knn"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class ProbeSettings:
 
     data: str | None = None
     labels: str = "all"
-    method: Method = "linear"
+    method: ProbeMethod = "linear"
 
     def __post_init__(self) -> None:
         if self.method not in ("linear", "knn"):
@@ -40,17 +46,20 @@ class ProbeSettings:
     @property
     def share(self) -> float:
         """``labels`` as a number in (0, 1]."""
-        if self.labels == "all":
-            return 1.0
-        try:
-            return float(self.labels.removesuffix("%")) / 100 if self.labels.endswith("%") else 0.0
-        except ValueError:
-            return 0.0
+        percent = re.fullmatch(r"([\d.]+)%", self.labels)
+        return float(percent[1]) / 100 if percent else float(self.labels == "all")
 
     @property
     def plain(self) -> bool:
         """Whether it is the probe that a run ends with."""
         return self == ProbeSettings()
+
+    def purpose(self) -> tuple[object, ...]:
+        """What random draws derive from: the kind of data, not its path, so that a moved folder gives the same codes."""
+        if self.data is None and self.labels == "all":
+            return ()
+        kind = None if self.data is None else self.data.partition(":")[0]
+        return kind, self.labels
 
     def tag(self) -> str:
         """A short name for files: empty for the plain probe."""
@@ -88,46 +97,58 @@ class Probe:
     def write(self, folder: Path, draw: bool = True) -> list[Path]:
         """Write ``probe.json`` and, if matplotlib is there and ``draw`` is set, ``confusion.png`` (a third of a second)."""
         from fedqssl.maker.drawing import draw_probe
-        from fedqssl.runs.folder import write_atomically
 
         tag = self.settings.tag()
         path = folder / f"probe{tag}.json"
-        write_atomically(path, (json.dumps(self.to_json(), indent=1) + "\n").encode())
+        write_json(path, self.to_json())
         return [path, *(draw_probe(self, folder / f"confusion{tag}.png") if draw else ())]
 
 
 def probe_client(run: FinishedRun, name: str, settings: ProbeSettings | None = None) -> Probe:
-    """Fit and judge one client's classifier; the same call gives the same codes."""
-    settings = settings or ProbeSettings()
+    """Fit and judge the classifier of a client of a finished run; the same call gives the same codes."""
+    settings, task = settings or ProbeSettings(), run.context.task
+    if task.supervised and not settings.plain:
+        raise ValueError(f"{run.config.algorithm} trained its own classifier; leave out --data, --labels and --method")
     bits = run.result.clients[run.client(name)].bits
     data = run.own(name) if settings.data is None else run.other(settings.data)
-    features = run.features(name, (data.train, data.test))
-    if run.context.task.supervised:
-        return _as_it_is(run, name, data, settings, features)
-    purpose = () if settings.data is None and settings.labels == "all" else (settings.data, settings.labels)
-    kept = few(data.train_labels, settings.share, generator(run.config.seed, "few labels", name, *purpose))
-    x, y = features[0][kept], data.train_labels[kept]
-    classes = len(data.class_names)
-    classifier = None
-    if settings.method == "knn":
-        shares = knn_probabilities(x, y, features[1], classes)
+    return fit_probe(task, name, bits, data, run.features(name, data.parts(task)), settings)
+
+
+def fit_probe(
+    task: Task,
+    name: str,
+    bits: int,
+    data: LabeledSplit,
+    features: Sequence[Tensor],
+    settings: ProbeSettings | None = None,
+) -> Probe:
+    """Fit and judge a classifier on features of a client's frozen model.
+
+    Args:
+        task: what the model was trained for; the outputs of a supervised model are judged as they are.
+        name: the client's; with the task's seed, it determines all draws.
+        bits: of the client.
+        data: images with labels.
+        features: of ``data.parts(task)``.
+        settings: how to fit, and on which share of the labels.
+    """
+    settings = settings or ProbeSettings()
+    labels, asked, classifier = data.train_labels, features[-1], None
+    classes, purpose = len(data.class_names), settings.purpose()
+    if task.supervised:
+        shares = asked.softmax(1)
     else:
-        seed = derived_seed(run.config.seed, "local probe", name, *purpose)
-        classifier = fit_lowbit_classifier(x, y, classes, bits, seed=seed)
-        shares = classifier.logits(features[1]).softmax(1)
-    counts = tuple(y.bincount(minlength=classes).tolist())
+        kept = few(labels, settings.share, generator(task.seed, "few labels", name, *purpose))
+        known, labels = features[0][kept], labels[kept]
+        if settings.method == "knn":
+            shares = knn_probabilities(known, labels, asked, classes)
+        else:
+            seed = derived_seed(task.seed, "local probe", name, *purpose)
+            classifier = fit_lowbit_classifier(known, labels, classes, bits, seed=seed)
+            shares = classifier.logits(asked).softmax(1)
+    counts = tuple(labels.bincount(minlength=classes).tolist())
     judged = outcome(shares, data.test_labels)
-    return Probe(name, bits, settings, data.class_names, len(y), counts, judged, classifier)
+    return Probe(name, bits, settings, data.class_names, len(labels), counts, judged, classifier)
 
 
-def _as_it_is(run: FinishedRun, name: str, data: Labeled, settings: ProbeSettings, logits: Any) -> Probe:
-    """A supervised model has its classifier already: it is judged as it lies in the run."""
-    if not settings.plain:
-        raise ValueError(f"{run.config.algorithm} trained its own classifier; leave out --data, --labels and --method")
-    counts = tuple(data.train_labels.bincount(minlength=len(data.class_names)).tolist())
-    judged = outcome(logits[1].softmax(1), data.test_labels)
-    bits = run.result.clients[name].bits
-    return Probe(name, bits, settings, data.class_names, sum(counts), counts, judged, None)
-
-
-__all__ = ["Method", "Probe", "ProbeSettings", "probe_client"]
+__all__ = ["Probe", "ProbeMethod", "ProbeSettings", "fit_probe", "probe_client"]

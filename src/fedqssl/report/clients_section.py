@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedqssl.cost.units import bytes_text
 from fedqssl.report.charts import Point, Row, heat_map, rows_chart, scatter
 from fedqssl.report.data import Client, RunData, mean
 from fedqssl.report.html import Child, Markup, el, figure, grid, section, table
 from fedqssl.report.svg import legend
 from fedqssl.report.theme import Look, bits_words, percent, percent_tick, plain, tick
+from fedqssl.units import bytes_text
 
 FEW = 24
 """Clients up to which whiskers are drawn."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 
-from fedqssl.cost.units import bytes_text, operations_text, ratio_text
 from fedqssl.report.charts import Bar, Point, Row, bar_chart, rows_chart
 from fedqssl.report.costs import FULL, Costs
 from fedqssl.report.data import RunData
@@ -12,6 +11,7 @@ from fedqssl.report.html import Markup, el, figure, grid, section, table
 from fedqssl.report.layers import LayerErrors
 from fedqssl.report.svg import legend
 from fedqssl.report.theme import Look, bits_words, percent, percent_tick
+from fedqssl.units import bytes_text, operations_text, ratio_text
 
 _MEASURES = (
     ("operations", "Bit operations of a step", operations_text, "An M-bit by K-bit multiply-accumulate counts M·K."),

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedqssl.config.keys import flat
-from fedqssl.cost.units import bytes_text
 from fedqssl.report.charts import Point, Row, Series, line_chart, rows_chart
 from fedqssl.report.data import RunData, mean
 from fedqssl.report.html import Child, Markup, el, figure, grid, join, section, table
@@ -16,6 +15,7 @@ from fedqssl.report.learning_section import accuracy_figure, loss_figure
 from fedqssl.report.summary_section import bits_list, bits_summary, headline, link, status, tiles, warnings
 from fedqssl.report.svg import legend
 from fedqssl.report.theme import Look, percent, percent_tick
+from fedqssl.units import bytes_text
 
 SECTIONS = 40
 """Runs up to which each has a section of its own."""

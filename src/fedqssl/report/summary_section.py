@@ -8,13 +8,13 @@ from collections import Counter
 from pathlib import Path
 from urllib.parse import quote
 
-from fedqssl.cost.units import bytes_text, ratio_text, seconds_text
 from fedqssl.cost.work import round_work
 from fedqssl.report.costs import Costs
 from fedqssl.report.data import RunData
 from fedqssl.report.html import Child, Markup, el, join, section
 from fedqssl.report.learning_section import collapse_warnings
 from fedqssl.report.theme import bits_words, percent
+from fedqssl.units import bytes_text, ratio_text, seconds_text
 
 
 def bits_summary(run: RunData) -> str:

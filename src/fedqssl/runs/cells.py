@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from fedqssl import files
 from fedqssl.config import RunConfig, load_config
 from fedqssl.config.load import accuracy_settings
 from fedqssl.runs.result import RunResult
+
+AGAIN = "put it back, or remove the run to have it run again"
+"""What to do about a damaged file of a run."""
 
 
 class CellError(ValueError):
@@ -73,34 +76,25 @@ def read_result(folder: Path) -> RunResult:
 
 def read_json(path: Path) -> Any:
     """A JSON file of a run, or a CellError."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from error
+    return files.read_json(path, CellError, AGAIN)
 
 
 def unreadable(path: Path, error: Exception) -> CellError:
     """What to say of a damaged file of a run."""
-    return CellError(f"{path} cannot be read ({error}); put it back, or remove the run to have it run again")
+    return CellError(f"{path} cannot be read ({error}); {AGAIN}")
 
 
 @contextmanager
 def claimed(out: Path) -> Iterator[None]:
     """Hold a folder of cells, so that no two commands write the same cell; it is let go however this process ends."""
-    import fcntl
-
+    lock = out / "cells" / ".lock"
     try:
-        (out / "cells").mkdir(parents=True, exist_ok=True)
-        lock: IO[str] = (out / "cells" / ".lock").open("w")
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
     except OSError as error:
         raise CellError(f"{out} cannot be written ({error.strerror or error}); choose another --out") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CellError(
-                f"another command is working in {out}; wait until it ends, or choose another --out"
-            ) from None
+    busy = CellError(f"another command is working in {out}; wait until it ends, or choose another --out")
+    with files.locked(lock, busy):
         yield
 
 

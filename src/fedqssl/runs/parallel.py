@@ -6,11 +6,8 @@ parent's alone; what they leave can be gone on with.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from fedqssl.data.registry import kept_datasets
 from fedqssl.runs import Progress
 from fedqssl.runs.cells import Cell
 from fedqssl.runs.run_cells import Outcome, attempt
+from fedqssl.watch_parent import end_with_parent
 
 DIED = "its process died, perhaps for lack of memory; try fewer --jobs"
 
@@ -32,15 +30,9 @@ class _Worker:
     pipe: Connection
 
 
-def _die_with_parent(lifeline: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        lifeline.recv_bytes()
-    os._exit(1)
-
-
 def _serve(pipe: Connection, lifeline: Connection, out: Path) -> None:
     """A worker: cells in, outcomes out, until None comes in."""
-    threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
+    end_with_parent(lifeline)
     silent = Progress(lambda line: None)
     with kept_datasets():
         while (cell := pipe.recv()) is not None:

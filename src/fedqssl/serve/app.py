@@ -21,11 +21,15 @@ from fedqssl import __version__
 from fedqssl.data.images import DataError
 from fedqssl.device import DeviceModel
 from fedqssl.device.pictures import from_encoded
-from fedqssl.serve.limits import Gate, Limits, TooLargeError
+from fedqssl.serve.limits import Gate, Limits
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "MPO")
 """What is decoded; pillow knows more, some of it by starting other programs."""
 _SHOWN_NAME = 200
+DESCRIPTION = """<!doctype html><html lang=en><meta charset=utf-8><title>fedqssl: description</title>
+<style>body{{font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}}</style>
+<h1>Addresses</h1>{rows}<h2>Example</h2><pre>curl -F images=@cat.jpg 'http://127.0.0.1:8000/predict?top=3'</pre>
+<p>Machine-readable: <a href=openapi.json>openapi.json</a></p></html>"""
 
 
 class Guess(BaseModel):
@@ -46,13 +50,6 @@ class Answers(BaseModel):
     """One answer per image, in their order."""
 
     predictions: list[Answer]
-
-
-class Health(BaseModel):
-    """Whether the service is up, and what it runs."""
-
-    status: str
-    version: str
 
 
 class Worker:
@@ -84,9 +81,8 @@ class Worker:
         with self.lock:
             batch = torch.stack([self.picture(data, name) for name, data in uploads])
             found = self.model.answers(self.model.probabilities(batch), top)
-        named = zip(uploads, found, strict=True)
-        guesses = [(name, [Guess(name=n, probability=p) for n, p in answer.top]) for (name, _), answer in named]
-        return Answers(predictions=[Answer(file=name, top=top) for name, top in guesses])
+        guesses = [[Guess(name=name, probability=p) for name, p in answer.top] for answer in found]
+        return Answers(predictions=[Answer(file=u[0], top=g) for u, g in zip(uploads, guesses, strict=True)])
 
 
 def _shown(name: str | None, number: int) -> str:
@@ -121,13 +117,7 @@ def _described(app: FastAPI) -> str:
         for method, entry in methods.items():
             words = html.escape(entry.get("description") or entry.get("summary", ""))
             rows.append(f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{words}</p>")
-    example = "curl -F images=@cat.jpg 'http://127.0.0.1:8000/predict?top=3'"
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>fedqssl: description</title>"
-        "<style>body{font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}</style>"
-        f"<h1>Addresses</h1>{''.join(rows)}<h2>Example</h2><pre>{html.escape(example)}</pre>"
-        "<p>Machine-readable: <a href=openapi.json>openapi.json</a></p></html>"
-    )
+    return DESCRIPTION.format(rows="".join(rows))
 
 
 def make_app(model: DeviceModel, limits: Limits | None = None, hosts: tuple[str, ...] | None = None) -> FastAPI:
@@ -149,9 +139,9 @@ def make_app(model: DeviceModel, limits: Limits | None = None, hosts: tuple[str,
         return await run_in_threadpool(worker.answer, uploads, top)
 
     @app.get("/health")
-    async def health() -> Health:
-        """Whether the service is up."""
-        return Health(status="ok", version=__version__)
+    async def health() -> dict[str, str]:
+        """Whether the service is up, and its version."""
+        return {"status": "ok", "version": __version__}
 
     @app.get("/model")
     async def described() -> dict[str, Any]:
@@ -165,10 +155,6 @@ def make_app(model: DeviceModel, limits: Limits | None = None, hosts: tuple[str,
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(_described(app))
-
-    @app.exception_handler(TooLargeError)
-    async def too_large(request: Request, error: TooLargeError) -> JSONResponse:
-        return JSONResponse({"error": f"the request is larger than {limits.request_bytes:,} bytes"}, 413)
 
     app.add_middleware(Gate, limits=limits, hosts=hosts)
     return app

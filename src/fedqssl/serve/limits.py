@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MOST_CALLERS = 10_000
+POLICY = b"default-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; frame-ancestors 'none'"
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (
-        b"content-security-policy",
-        b"default-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; frame-ancestors 'none'",
-    ),
+    (b"content-security-policy", POLICY),
 )
 
 
@@ -45,9 +40,9 @@ class Limits:
     burst: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("request_bytes", "images", "pixels", "rate", "burst"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        for name, value in asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, not {value}")
 
 
 class TooLargeError(Exception):
@@ -77,7 +72,7 @@ class Gate:
     """
 
     def __init__(
-        self, app: App, limits: Limits, hosts: tuple[str, ...] | None, clock: Callable[[], float] = time.monotonic
+        self, app: ASGIApp, limits: Limits, hosts: tuple[str, ...] | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.app, self.limits, self.hosts, self.clock = app, limits, hosts, clock
         self.callers: dict[str, Bucket] = {}
@@ -87,10 +82,9 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = {k.lower(): v for k, v in scope["headers"]}
-        refused = self._refusal(scope, headers)
+        refused = self._refusal(scope, {k.lower(): v for k, v in scope["headers"]})
         if refused is not None:
-            await _answer(send, *refused)
+            await self._refuse(send, *refused)
             return
         started = False
 
@@ -105,22 +99,27 @@ class Gate:
             await self.app(scope, self._counted(receive), counted_send)
         except TooLargeError:
             if not started:
-                await _answer(send, 413, self._too_large())
+                await self._refuse(send, 413, self._too_large())
+
+    async def _refuse(self, send: Send, status: int, error: str, wait: float = 0.0) -> None:
+        later = ((b"retry-after", str(int(wait) + 1).encode()),) if wait else ()
+        await answer(send, status, {"error": error}, (*HEADERS, *later))
 
     def _too_large(self) -> str:
         return f"the request is larger than {self.limits.request_bytes:,} bytes; send fewer or smaller images"
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str, float] | tuple[int, str] | None:
+    def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[int, str, float] | None:
+        """Status, error and seconds to wait, if the request is not to be served."""
         if self.hosts is not None and _host(headers.get(b"host", b"")) not in self.hosts:
-            return 400, f"this service answers to {', '.join(self.hosts)} only"
+            return 400, f"this service answers to {', '.join(self.hosts)} only", 0.0
         wait = self._bucket(scope).take(self.clock())
         if wait:
             return 429, f"too many requests; try again in {wait:.1f} s", wait
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
-            return 400, "Content-Length is not a number"
+            return 400, "Content-Length is not a number", 0.0
         if int(length[:20]) > self.limits.request_bytes:
-            return 413, self._too_large()
+            return 413, self._too_large(), 0.0
         return None
 
     def _bucket(self, scope: Scope) -> Bucket:
@@ -153,13 +152,14 @@ def _host(value: bytes) -> str:
     return text.partition(":")[0]
 
 
-async def _answer(send: Send, status: int, error: str, wait: float = 0.0) -> None:
-    body = json.dumps({"error": error}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
-    if wait:
-        headers.append((b"retry-after", str(int(wait) + 1).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+async def answer(
+    send: Send, status: int, values: Mapping[str, str], headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    """Send a whole JSON response."""
+    body = json.dumps(values).encode()
+    kind = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*kind, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
-__all__ = ["LOOPBACK", "Gate", "Limits", "TooLargeError"]
+__all__ = ["LOOPBACK", "Gate", "Limits", "TooLargeError", "answer"]

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
-from fedqssl.data.pixels import MissingExtraError
+from fedqssl.data.pixels import import_extra
 from fedqssl.serve.limits import LOOPBACK, Limits
 
 if TYPE_CHECKING:
@@ -15,13 +15,8 @@ if TYPE_CHECKING:
 
 def check_serve() -> None:
     """One line that names the extra, if it is not installed."""
-    try:
-        import fastapi  # noqa: F401
-        import PIL  # noqa: F401
-        import python_multipart  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(f"serving needs {error.name}: pip install 'fedqssl[serve]'") from error
+    for name in ("fastapi", "PIL", "python_multipart", "uvicorn"):
+        import_extra(name, name, "serving", "serve")
 
 
 def is_loopback(host: str) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from fedqssl.imported import nearest
 from fedqssl.models.resnet import projector
 from fedqssl.ssl.simclr import nt_xent
 from fedqssl.ssl.simsiam import SimSiamHeads, simsiam_loss
@@ -54,9 +54,7 @@ def get_objective(name: str) -> Objective:
         ValueError: with the nearest name and all names.
     """
     if name not in OBJECTIVES:
-        close = difflib.get_close_matches(name, OBJECTIVES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown objective {name!r}{hint} (objectives: {', '.join(OBJECTIVES)})")
+        raise ValueError(f"unknown objective {name!r}{nearest(name, OBJECTIVES)} (objectives: {', '.join(OBJECTIVES)})")
     return OBJECTIVES[name]
 
 

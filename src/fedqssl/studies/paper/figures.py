@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fedqssl.cost import Ledger, ledger, sizes_of
-from fedqssl.cost.units import bytes_text, operations_text
 from fedqssl.data.partition import Partition
 from fedqssl.runs.cells import Cell, read_json, unreadable
 from fedqssl.runs.measured import Measured, at_common_seeds, measure, seeds_in
@@ -19,6 +18,7 @@ from fedqssl.studies.paper import drawing, paper
 from fedqssl.studies.paper.catalogue import NAMES, AblationFigure, CostFigure, Row
 from fedqssl.studies.paper.describe import protocol_line, scale_line, settings
 from fedqssl.studies.paper.plan import Plan, measure_row
+from fedqssl.units import bytes_text, operations_text
 
 Figure = AblationFigure | CostFigure
 

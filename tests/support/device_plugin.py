@@ -1,11 +1,6 @@
-"""A finished run of seconds, and device files of it."""
+"""A finished run of seconds, and a device file of it; imported late, for most tests need neither."""
 
 import pytest
-
-from fedqssl.config import load_config
-from fedqssl.maker.finished_run import FinishedRun
-from fedqssl.maker.personal import device_bytes
-from fedqssl.runs import start
 
 SETTINGS = {
     "model": "small_cnn",
@@ -23,18 +18,25 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory):
+    from fedqssl.config import load_config
+    from fedqssl.runs import start
+
     out = tmp_path_factory.mktemp("device") / "run"
     return start(load_config("smoke", SETTINGS), out, say=lambda line: None).folder
 
 
 @pytest.fixture(scope="session")
-def finished(run_folder) -> FinishedRun:
+def finished(run_folder):
+    from fedqssl.maker.finished_run import FinishedRun
+
     return FinishedRun.open(run_folder)
 
 
 @pytest.fixture(scope="session")
 def device_file(finished, tmp_path_factory):
     """The 4-bit client's device file."""
+    from fedqssl.maker.personal import device_bytes
+
     path = tmp_path_factory.mktemp("file") / "phone.fqssl"
     path.write_bytes(device_bytes(finished, "client-01"))
     return path
