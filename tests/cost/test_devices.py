@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
+from fedqssl.cli.device_tables import device_lines
 from fedqssl.config import load_config
 from fedqssl.cost import Sizes, ledger, read_devices, straggler
-from fedqssl.cost.amounts import BitOperations
 from fedqssl.cost.devices import device_round, quantity
-from fedqssl.cost.tables import device_lines
+from fedqssl.cost.formulas import BitOperations
 from fedqssl.cost.units import bytes_text, joules_text, operations_text, seconds_text
 
 TABLE = """

@@ -24,7 +24,7 @@ def planner():
 
 def with_targets(planner, **targets):
     found = Planner(planner.config, SIZES, Targets(**targets))
-    found._widths, found._costs = planner._widths, planner._costs
+    found._widths = planner._widths
     return found
 
 
