@@ -11,6 +11,7 @@ from fedqssl.cost.ledger import makespan, round_work
 from fedqssl.engines.context import make_task
 from fedqssl.federated.algorithms import ALGORITHMS, Algorithm
 from fedqssl.federated.algorithms.work import RoundWork
+from fedqssl.federated.task import batches
 from fedqssl.lowbit import to_bytes
 
 SIZES = Sizes({"client-00": 40, "client-01": 100}, buffer=70)
@@ -50,6 +51,13 @@ def test_a_client_smaller_than_a_batch():
     found = ledger(config(), Sizes({"a": 10, "b": 64}, 40))
     assert (found.clients["a"].batch, found.clients["a"].steps) == (10, 1)
     assert found.clients["a"].memory.activations < found.clients["b"].memory.activations
+
+
+@pytest.mark.parametrize("images", [1, 5, 8, 20, 24])
+def test_batches_are_counted_as_they_are_cut(images):
+    task = make_task(config("batch_size=8"), 3, 10)
+    cut = batches(images, 8, torch.Generator())
+    assert len(cut) == task.steps(images) and {len(batch) for batch in cut} == {task.batch(images)}
 
 
 def test_totals(small):

@@ -83,16 +83,25 @@ def _read(source: str | Path) -> dict[str, Any]:
     if not path.is_file():
         known = ", ".join(PRESETS)
         raise ConfigError(f"no preset and no file {str(source)!r}{nearest(str(source), PRESETS)} (presets: {known})")
-    try:
-        found = flat(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from None
+    found = flat(read_toml(path))
     for key, default in RETIRED.items():
         if (value := found.pop(key, default)) != default:
             raise ConfigError(
                 f"{path}: the setting {key!r} no longer exists, and {value!r} was not its default; remove it"
             )
     return found
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file that exists.
+
+    Raises:
+        ConfigError: it is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from None
 
 
 def to_toml(config: RunConfig) -> str:
@@ -136,4 +145,4 @@ def accuracy_settings(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-__all__ = ["RETIRED", "accuracy_settings", "load_config", "parse_words", "to_toml"]
+__all__ = ["RETIRED", "accuracy_settings", "load_config", "parse_words", "read_toml", "to_toml"]
