@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedqssl.config import RunConfig, load_config, protocol
+from fedqssl.config import RunConfig, load_config
+from fedqssl.federated.protocol import protocol
 from fedqssl.runs import RunResult
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from urllib.parse import quote
 
-from fedqssl.cost.work import round_work
+from fedqssl.federated.algorithms import get_algorithm
 from fedqssl.report.costs import Costs
 from fedqssl.report.data import RunData
 from fedqssl.report.html import Child, Markup, el, join, section
@@ -158,7 +158,7 @@ def _algorithm(run: RunData) -> str:
 def _server(run: RunData) -> str:
     """What the algorithm's server does in a round."""
     c = run.config
-    work = round_work(c, max(len(run.clients), 1))
+    work = get_algorithm(c.algorithm).work(c, c.participants(max(len(run.clients), 1)))
     parts = []
     if work.dequantize_epochs is not None:
         parts.append(f"{counted(work.dequantize_epochs, 'de-quantization epoch')} a client")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedqssl.config import protocol
 from fedqssl.engines.engine import Engine
 from fedqssl.engines.pool import Pool
 from fedqssl.federated.context import Context
+from fedqssl.federated.protocol import protocol
 from fedqssl.runs.evaluate import evaluate, has_labels
 from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
 from fedqssl.runs.plots import draw
