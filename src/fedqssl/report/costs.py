@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedqssl.report.data import RunData
-
-FULL = 32
+from fedqssl.report.theme import FULL
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,11 @@ def costs(run: RunData) -> Costs | str:
 
 def _costs(run: RunData) -> Costs:
     from fedqssl.cost import Sizes, ledger
-    from fedqssl.federated.algorithms import ALGORITHMS
+    from fedqssl.federated.algorithms import get_algorithm
 
     image = run.image or (1 if run.config.data == "digits" else 3, 32, 32)
     sizes = Sizes(run.train, run.buffer, image, classes=run.classes or 10)
-    algorithm = ALGORITHMS[run.config.algorithm]
+    algorithm = get_algorithm(run.config.algorithm)
     found = ledger(run.config, sizes, objective=algorithm.objective, upload=algorithm.upload)
     batch = run.config.batch_size
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedqssl.config import RunConfig, load_config, protocol
-from fedqssl.runs import RunResult
+from fedqssl.federated.algorithms import Algorithm, AlgorithmError, get_algorithm
+from fedqssl.runs import RunError, RunResult
+from fedqssl.runs.find import find_runs
 
 
-class ReportError(ValueError):
-    """There is nothing to report on, or nowhere to write; the message says what to do."""
+class ReportError(RunError):
+    """A file of a run cannot be read, or the page cannot be written; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -33,35 +34,33 @@ class Labels:
         total = sum(counts)
         return math.exp(-sum(c / total * math.log(c / total) for c in counts)) if total else 0.0
 
-    def guess(self, name: str) -> float | None:
-        """Accuracy on a client's test images of always naming its commonest training class."""
+    def guess(self, name: str) -> float:
+        """Accuracy on a client's test images of always guessing its most common training class."""
         train, test = self.train[name], self.test[name]
         total = sum(test)
-        return test[max(range(len(train)), key=train.__getitem__)] / total if total and train else None
+        return test[max(range(len(train)), key=train.__getitem__)] / total if total and train else math.nan
 
 
 @dataclass(frozen=True)
 class Client:
-    """What is known of one client; what is not yet known is None."""
+    """What is known of one client; a figure that is not known (yet) is NaN, which the page shows as a dash."""
 
     name: str
     bits: int
     train: int
     test: int
-    accuracy: float | None
-    guess: float | None
-    classes: float | None
-    weight: float | None
-    loss: float | None
-    bytes_up: int | None
-    bytes_down: int | None
+    accuracy: float
+    guess: float
+    classes: float
+    weight: float
+    loss: float
+    bytes_up: float
+    bytes_down: float
 
     @property
     def error(self) -> float:
         """Standard error of the accuracy: few test images tell little."""
-        if self.accuracy is None or not self.test:
-            return 0.0
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.test)
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.test) if self.test else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,13 +108,23 @@ class RunData:
         """Rounds done."""
         return int(self.rounds[-1]["round"]) if self.rounds else 0
 
+    @cached_property
+    def algorithm(self) -> Algorithm | None:
+        """The algorithm; None if it cannot be had any more, such as one of a module that is gone."""
+        try:
+            return get_algorithm(self.config.algorithm)
+        except AlgorithmError:
+            return None
+
+    @property
+    def title(self) -> str:
+        """What the algorithm is called, or the name that the settings give it."""
+        return self.config.algorithm if self.algorithm is None else self.algorithm.title
+
     @property
     def objective(self) -> str:
         """What clients train: the algorithm's own objective, or the configured one."""
-        from fedqssl.federated.algorithms import ALGORITHMS
-
-        known = ALGORITHMS.get(self.config.algorithm)
-        return (known.objective if known is not None else None) or self.config.objective
+        return (self.algorithm.objective if self.algorithm is not None else None) or self.config.objective
 
     @property
     def bytes_moved(self) -> int:
@@ -136,22 +145,24 @@ class RunData:
 
     def _client(self, name: str) -> Client:
         found = self.result.clients.get(name) if self.result is not None else None
-        losses = [line["client_loss"][name] for line in self.rounds if name in line.get("client_loss", {})]
-        weights = [line["weights"][name] for line in self.rounds if name in line.get("weights", {})]
-        labels = self.labels
+        accuracy = None if found is None else found.local_accuracy
         return Client(
             name=name,
             bits=self.bits[name],
             train=self.train[name],
             test=self.test[name],
-            accuracy=None if found is None else found.local_accuracy,
-            guess=labels.guess(name) if labels else None,
-            classes=labels.effective_classes(name) if labels else None,
-            weight=weights[-1] if weights else None,
-            loss=losses[-1][-1] if losses and losses[-1] else None,
-            bytes_up=None if found is None else found.bytes_up,
-            bytes_down=None if found is None else found.bytes_down,
+            accuracy=math.nan if accuracy is None else accuracy,
+            guess=self.labels.guess(name) if self.labels else math.nan,
+            classes=self.labels.effective_classes(name) if self.labels else math.nan,
+            weight=self.last("weights", name),
+            loss=self.last("client_loss", name),
+            bytes_up=math.nan if found is None else found.bytes_up,
+            bytes_down=math.nan if found is None else found.bytes_down,
         )
+
+    def last(self, *keys: str) -> float:
+        """The newest value of :meth:`over_rounds`; NaN if there is none."""
+        return next((value for _, value in reversed(self.over_rounds(*keys))), math.nan)
 
     def over_rounds(self, *keys: str) -> list[tuple[float, float]]:
         """``(round, value)`` of a figure, such as ``"collapse", "alignment"``, where it was measured."""
@@ -167,30 +178,15 @@ class RunData:
         return found
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run's."""
-    return (path / "config.toml").is_file() and (path / "partition.json").is_file()
+def runs_to_report(path: Path) -> list[Path]:
+    """The run in this folder, or all runs below it, by name.
 
-
-def find_runs(path: Path) -> list[Path]:
-    """The run in this folder, or all runs below it, by name."""
-    if not path.is_dir():
-        hint = "is a file; give the run's folder" if path.exists() else "does not exist"
-        raise ReportError(
-            f"{path} {hint}; start a run with fedqssl run --out {path}" if not path.exists() else f"{path} {hint}"
-        )
-    if is_run(path):
-        return [path]
-    found = []
-    for folder, below, _ in os.walk(path):
-        if is_run(Path(folder)):
-            found.append(Path(folder))
-            below.clear()
-        below[:] = sorted(name for name in below if not name.startswith("."))
+    Raises:
+        RunError: if there is none.
+    """
+    found = [folder for folder in find_runs(path) if (folder / "partition.json").is_file()]
     if not found:
-        raise ReportError(
-            f"no run in {path}: a run's folder has config.toml and partition.json; start one with fedqssl run"
-        )
+        raise ReportError(f"no run in {path} can be reported: they have lost their partition.json")
     return found
 
 
@@ -286,9 +282,4 @@ def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labe
     return _labels({"labels": counts, "class_names": train.class_names})
 
 
-def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
-    return math.fsum(values) / len(values)
-
-
-__all__ = ["Client", "Labels", "ReportError", "RunData", "find_runs", "is_run", "mean", "read_run"]
+__all__ = ["Client", "Labels", "ReportError", "RunData", "read_run", "runs_to_report"]

@@ -19,8 +19,7 @@ from fedqssl.lowbit.container import check_bytes, read_header
 from fedqssl.quant.compand import COMPANDERS, compand_quantize, compand_values, levels
 from fedqssl.quant.packing import unpack
 from fedqssl.report.data import RunData
-
-FULL = 32
+from fedqssl.report.theme import FULL
 
 
 @dataclass(frozen=True)

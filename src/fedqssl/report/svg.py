@@ -1,4 +1,4 @@
-"""Scales, ticks, axes and marks of the charts; all are 360 units wide, so that text keeps its size on a phone."""
+"""Elements, scales, ticks, axes and marks of the charts; all are 360 units wide, so that text keeps its size on a phone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from fedqssl.report.html import Child, Markup, el
+from markupsafe import Markup, escape
 
 WIDTH = 360.0
 Format = Callable[[float], str]
@@ -85,27 +86,31 @@ def log_limits(values: Iterable[float]) -> tuple[float, float]:
     return min(known) / 1.4, max(known) * 1.4
 
 
-def drawing(height: float, label: str, *parts: Child, wide: float = WIDTH) -> Markup:
-    """The SVG element; ``label`` is what a screen reader says."""
-    return el(
-        "svg",
-        *parts,
-        viewBox=f"0 0 {wide:g} {height:g}",
-        role="img",
-        aria_label=label,
-        preserveAspectRatio="xMidYMid meet",
-    )
+def el(tag: str, *children: str | None, **attributes: str | float | None) -> Markup:
+    """An SVG element with escaped text; ``class_`` is ``class``, ``text_anchor`` is ``text-anchor``, None is left out.
+
+    Example:
+        >>> el("title", "a < b", class_="note")
+        Markup('<title class="note">a &lt; b</title>')
+    """
+    words = [tag]
+    for name, value in attributes.items():
+        if value is not None:
+            shown = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, (int, float)) else escape(value)
+            words.append(f'{name.rstrip("_").replace("_", "-")}="{shown}"')
+    inner = "".join(escape(child) for child in children if child is not None)
+    return Markup(f"<{' '.join(words)}>{inner}</{tag}>")
 
 
 def text(x: float, y: float, words: str, *, at: str = "start", kind: str = "tick", turn: float | None = None) -> Markup:
     """Words; ``at`` is start, middle or end."""
     spin = f"rotate({turn:g} {x:.1f} {y:.1f})" if turn else None
-    return el("text", words, x=float(x), y=float(y), text_anchor=at, class_=kind, transform=spin)
+    return el("text", words, x=x, y=y, text_anchor=at, class_=kind, transform=spin)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
     """A straight line."""
-    return el("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), class_=kind)
+    return el("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
 
 
 def y_axis(scale: Scale, left: float, right: float, form: Format, count: int = 5) -> list[Markup]:
@@ -141,13 +146,18 @@ def x_axis(
     return [*found, text((scale.start + scale.end) / 2, bottom + 32, label, at="middle", kind="label")]
 
 
+class Mark(NamedTuple):
+    """How a thing is marked: its shape, which says what its colour says to those who do not see the colour, and CSS classes."""
+
+    shape: str
+    kind: str
+
+
 SHAPES = ("circle", "square", "triangle", "diamond", "down", "cross")
 
 
-def mark(
-    x: float, y: float, shape: str, kind: str, tip: str | None = None, size: float = 4.5, hollow: bool = False
-) -> Markup:
-    """A point; its shape says what its colour says, for those who do not see the colour."""
+def dot(x: float, y: float, mark: Mark, tip: str | None = None, size: float = 4.5) -> Markup:
+    """A mark at a place; ``tip`` is told when it is pointed at."""
     title = el("title", tip) if tip else None
     r, w, h = size, f"{size * 1.2:.1f}", f"{size * 1.3:.1f}"
     paths = {
@@ -157,34 +167,23 @@ def mark(
         "diamond": f"M{x:.1f} {y - r * 1.3:.1f}l{w} {h}l-{w} {h}l-{w} -{h}z",
         "cross": f"M{x - r:.1f} {y - r:.1f}l{2 * r:.1f} {2 * r:.1f}m0 {-2 * r:.1f}l{-2 * r:.1f} {2 * r:.1f}",
     }
-    words = f"mark {kind}{' hollow' if hollow else ''}{' open' if shape == 'cross' else ''}"
-    if shape not in paths:
-        return el("circle", title, cx=float(x), cy=float(y), r=float(r), class_=words)
-    return el("path", title, d=paths[shape], class_=words)
-
-
-def swatch(shape: str, kind: str, hollow: bool = False) -> Markup:
-    """A mark by itself, for a legend."""
-    return el("svg", mark(8, 8, shape, kind, hollow=hollow), viewBox="0 0 16 16", class_="swatch", aria_hidden="true")
-
-
-def legend(entries: Iterable[tuple[str, str, str]]) -> Markup:
-    """Shapes, colours and what they stand for."""
-    items = [el("li", swatch(shape, kind, kind.endswith("hollow")), name) for name, shape, kind in entries]
-    return el("ul", *items, class_="legend")
+    kind = f"mark {mark.kind}{' open' if mark.shape == 'cross' else ''}"
+    if mark.shape not in paths:
+        return el("circle", title, cx=x, cy=y, r=r, class_=kind)
+    return el("path", title, d=paths[mark.shape], class_=kind)
 
 
 __all__ = [
     "SHAPES",
     "WIDTH",
     "Format",
+    "Mark",
     "Scale",
-    "drawing",
-    "legend",
+    "dot",
+    "el",
     "limits",
     "line",
     "log_limits",
-    "mark",
     "text",
     "x_axis",
     "y_axis",
