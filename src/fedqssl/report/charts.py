@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedqssl.report.svg import WIDTH, Format, Mark, Scale, dot, el, limits, line, log_limits, text, x_axis, y_axis
+from fedqssl.report.scales import Scale, limits, log_limits
+from fedqssl.report.svg import WIDTH, Drawing, Format, Mark, dot, el, line, text, x_axis, y_axis
+from fedqssl.report.theme import percent_tick, tick
 
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 14.0, 40.0
 END = WIDTH - RIGHT
@@ -19,19 +21,6 @@ MANY_CELLS = 3000
 """Above this a heat map tells its numbers by row, not by cell."""
 MANY_ROWS = 40
 """Above this rows have no names beside them."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """The inside of an SVG element that is ``WIDTH`` units wide."""
-
-    height: float
-    parts: Markup
-
-    @classmethod
-    def of(cls, height: float, parts: Sequence[Markup]) -> Drawing:
-        """From elements, the lowest first."""
-        return cls(height, Markup("").join(parts))
 
 
 @dataclass(frozen=True)
@@ -97,7 +86,7 @@ def line_chart(series: Sequence[Series], form: Format, *, levels: Sequence[Level
         parts += [line(LEFT, at, END, at, "level"), text(END, place, level.words, at="end", kind="said")]
     for s in (s for s in series if s.strong):
         parts += _strokes(s, x, y, form)
-    return Drawing.of(HEIGHT, parts)
+    return Drawing(HEIGHT, parts)
 
 
 @dataclass(frozen=True)
@@ -113,24 +102,23 @@ class Point:
 
 def scatter(
     points: Sequence[Point],
-    x_form: Format,
-    y_form: Format,
     x_label: str,
     *,
+    x_form: Format = tick,
     log: bool = False,
     ticks: Sequence[float] | None = None,
 ) -> Drawing:
-    """Points; ``error`` draws a whisker up and down. Places on the x axis may be given (``ticks``)."""
+    """Shares over numbers; ``error`` draws a whisker up and down. Places on the x axis may be given (``ticks``)."""
     xs = [p.x for p in points]
     x = Scale(*(log_limits(xs) if log else limits(xs, pad=0.08)), LEFT, END, log)
     low, high = limits([p.y + e for p in points for e in (p.error, -p.error)], pad=0.04)
     y = Scale(max(low, 0.0), min(high, 1.04), HEIGHT - BOTTOM, TOP)
-    parts = [*y_axis(y, LEFT, END, y_form), *x_axis(x, HEIGHT - BOTTOM, x_form, x_label, ticks=ticks)]
+    parts = [*y_axis(y, LEFT, END, percent_tick), *x_axis(x, HEIGHT - BOTTOM, x_form, x_label, ticks=ticks)]
     for p in points:
         if p.error:
             low, high = max(p.y - p.error, y.low), min(p.y + p.error, y.high)
             parts.append(line(x(p.x), y(low), x(p.x), y(high), f"whisker {p.mark.kind}"))
-    return Drawing.of(HEIGHT, [*parts, *(dot(x(p.x), y(p.y), p.mark, p.tip, 4.2) for p in points)])
+    return Drawing(HEIGHT, [*parts, *(dot(x(p.x), y(p.y), p.mark, p.tip, 4.2) for p in points)])
 
 
 @dataclass(frozen=True)
@@ -178,7 +166,7 @@ def rows_chart(
         for p in row.points:
             if math.isfinite(p.x):
                 parts.append(dot(x(p.x), y, Mark(p.mark.shape, p.mark.kind + small), p.tip, size))
-    return Drawing.of(bottom + BOTTOM, parts)
+    return Drawing(bottom + BOTTOM, parts)
 
 
 @dataclass(frozen=True)
@@ -210,7 +198,7 @@ def bar_chart(bars: Sequence[Bar], *, top: float | None = None) -> Drawing:
             _box(left, y + 17, END - left, 11, "trough", rx=3),
             _box(left, y + 17, max(x(bar.value) - left, 1.5), 11, f"bar mark {bar.kind}", bar.tip, rx=3),
         ]
-    return Drawing.of(8 + step * len(bars), parts)
+    return Drawing(8 + step * len(bars), parts)
 
 
 def _shade(value: float, top: float) -> int:
@@ -247,7 +235,7 @@ def heat_map(
     back = _box(left, TOP, cell * len(columns), step * len(rows), "trough")
     drawn = [el("path", d="".join(d), class_=f"mark s{shade}") for shade, d in sorted(shades.items())]
     foot, labels = _column_names(columns, left, cell, TOP + step * len(rows))
-    return Drawing.of(TOP + step * len(rows) + foot, [back, *drawn, *cells, *names, *labels])
+    return Drawing(TOP + step * len(rows) + foot, [back, *drawn, *cells, *names, *labels])
 
 
 def _column_names(columns: Sequence[str], left: float, cell: float, bottom: float) -> tuple[float, list[Markup]]:
@@ -264,16 +252,4 @@ def _column_names(columns: Sequence[str], left: float, cell: float, bottom: floa
     return min(78.0, 14 + 5.4 * min(longest, 12)) if turned else 22.0, found
 
 
-__all__ = [
-    "Bar",
-    "Drawing",
-    "Level",
-    "Point",
-    "Row",
-    "Series",
-    "bar_chart",
-    "heat_map",
-    "line_chart",
-    "rows_chart",
-    "scatter",
-]
+__all__ = ["Bar", "Level", "Point", "Row", "Series", "bar_chart", "heat_map", "line_chart", "rows_chart", "scatter"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from statistics import fmean
+from typing import Any
 
 from fedqssl.report.charts import MANY_ROWS, Point, Row, heat_map, rows_chart, scatter
 from fedqssl.report.data import Client, Labels, RunData
 from fedqssl.report.parts import Figure, Section
-from fedqssl.report.svg import Format, Mark
+from fedqssl.report.svg import Mark
 from fedqssl.report.theme import Theme, bits_words, percent, percent_tick, tick
 
 FEW = 24
@@ -84,40 +86,15 @@ def _tip(c: Client) -> str:
 
 
 def _scatter(
-    clients: Sequence[Client],
-    xs: Sequence[float],
-    theme: Theme,
-    by: str,
-    title: str,
-    what: str,
-    axis: str,
-    note: str,
-    *,
-    form: Format = tick,
-    log: bool = False,
-    ticks: Sequence[float] | None = None,
-    numbers: Mapping[int, Sequence[float]] | None = None,
+    clients: Sequence[Client], xs: Sequence[float], theme: Theme, by: str, axis: str, note: str, **options: Any
 ) -> Figure:
-    """Accuracy of every client against ``xs``; ``numbers`` are accuracies by bitwidth for the table."""
-    few = len(clients) <= FEW
+    """Accuracy of every client against ``xs``; ``options`` are those of :func:`scatter`."""
     points = [
-        Point(x, theme.mark(c.bits), _tip(c), c.accuracy, c.error if few else 0.0)
+        Point(x, theme.mark(c.bits), _tip(c), c.accuracy, c.error if len(clients) <= FEW else 0.0)
         for c, x in zip(clients, xs, strict=True)
     ]
-    rows = [
-        [bits_words(b), len(of), percent(min(of)), percent(fmean(of)), percent(max(of))]
-        for b, of in (numbers or {}).items()
-    ]
-    return Figure(
-        f"accuracy-{by}",
-        title,
-        f"Local accuracy of every client by {what}",
-        scatter(points, form, percent_tick, axis, log=log, ticks=ticks),
-        note=note,
-        legend=theme.legend(),
-        head=["bits", "clients", "lowest", "mean", "highest"] if rows else (),
-        rows=rows,
-    )
+    title, label = f"Accuracy against {by}", f"Local accuracy of every client by {axis}"
+    return Figure(f"accuracy-{by}", title, label, scatter(points, axis, **options), note, theme.legend())
 
 
 def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
@@ -127,20 +104,15 @@ def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
         names = sorted(c.name for c in clients if c.bits == bits)
         step = min(0.11, 0.64 / max(len(names) - 1, 1))
         places |= {name: i + step * (j - (len(names) - 1) / 2) for j, name in enumerate(names)}
-    whiskers = "; whiskers are one standard error." if len(clients) <= FEW else "."
-    return _scatter(
-        clients,
-        [places[c.name] for c in clients],
-        theme,
-        "bits",
-        "Accuracy against bits",
-        "its bits",
-        "client's bits",
-        f"Each client's s-bit model on its own held-out images{whiskers}",
-        form=lambda v: bits_words(theme.bits[round(v)]),
-        ticks=[float(i) for i in range(len(theme.bits))],
-        numbers=_by_width(clients),
-    )
+    note = "Each client's s-bit model on its own held-out images"
+    note += "; whiskers are one standard error." if len(clients) <= FEW else "."
+    axis = {"x_form": lambda v: bits_words(theme.bits[round(v)]), "ticks": range(len(theme.bits))}
+    figure = _scatter(clients, [places[c.name] for c in clients], theme, "bits", "client's bits", note, **axis)
+    rows = [
+        [bits_words(b), len(of), percent(min(of)), percent(fmean(of)), percent(max(of))]
+        for b, of in _by_width(clients).items()
+    ]
+    return replace(figure, head=["bits", "clients", "lowest", "mean", "highest"], rows=rows)
 
 
 def _image_axis(counts: Sequence[float]) -> tuple[bool, str]:
@@ -152,19 +124,16 @@ def _image_axis(counts: Sequence[float]) -> tuple[bool, str]:
 def _by_images(clients: Sequence[Client], theme: Theme) -> Figure:
     counts = [float(c.train) for c in clients]
     log, axis = _image_axis(counts)
-    title, what = "Accuracy against images", "its number of training images"
-    note = "Does a client with little data do worse?"
-    return _scatter(clients, counts, theme, "images", title, what, axis, note, log=log)
+    return _scatter(clients, counts, theme, "images", axis, "Does a client with little data do worse?", log=log)
 
 
 def _by_classes(clients: Sequence[Client], theme: Theme) -> Figure | None:
     known = [c for c in clients if isfinite(c.classes)]
     if not known:
         return None
-    title, what = "Accuracy against variety", "the effective number of classes it holds"
     axis = "effective classes (exp of label entropy)"
     note = "A client with few classes has an easy test: compare with the guess below."
-    return _scatter(known, [c.classes for c in known], theme, "classes", title, what, axis, note)
+    return _scatter(known, [c.classes for c in known], theme, "classes", axis, note)
 
 
 def _gains(clients: Sequence[Client], theme: Theme) -> Figure | None:

@@ -31,11 +31,10 @@ def ledger(found: Costs | str, theme: Theme) -> Section:
         return Section(empty=found)
     figures = []
     for key, title, form, note in _MEASURES:
-        full = getattr(found.full, key)
-        amounts = {**{b: getattr(a, key) for b, a in sorted(found.widths.items())}, FULL: full}
-        bars, rows = [], []
-        for bits, value in amounts.items():
-            name, share = bits_words(bits), value / full if full else 0.0
+        full, bars, rows = getattr(found.amounts[FULL], key), [], []
+        for bits, amounts in found.amounts.items():
+            name, value = bits_words(bits), getattr(amounts, key)
+            share = value / full if full else 0.0
             words = form(value) if bits == FULL else f"{form(value)} · {ratio_text(full, value)} less"
             tip = f"{name}: {form(value)}, {percent(share)} of fp32"
             bars.append(Bar(name, share, words, theme.mark(bits).kind, tip))

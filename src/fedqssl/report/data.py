@@ -12,7 +12,9 @@ from typing import Any
 
 from fedqssl.config import RunConfig, load_config, protocol
 from fedqssl.federated.algorithms import Algorithm, AlgorithmError, get_algorithm
+from fedqssl.imported import one_line
 from fedqssl.runs import RunError, RunResult
+from fedqssl.runs.cells import read_result
 from fedqssl.runs.find import find_runs
 
 
@@ -160,6 +162,11 @@ class RunData:
             bytes_down=math.nan if found is None else found.bytes_down,
         )
 
+    @property
+    def worst(self) -> float:
+        """The lowest accuracy of a client; NaN if none is known."""
+        return min((c.accuracy for c in self.clients if math.isfinite(c.accuracy)), default=math.nan)
+
     def last(self, *keys: str) -> float:
         """The newest value of :meth:`over_rounds`; NaN if there is none."""
         return next((value for _, value in reversed(self.over_rounds(*keys))), math.nan)
@@ -201,12 +208,8 @@ def _json(path: Path) -> Any:
 
 def _rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
     """The whole lines of ``metrics.jsonl``; the last may be half-written."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return ()
     found = []
-    for line in lines:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             value = json.loads(line)
         except ValueError:
@@ -233,7 +236,7 @@ def read_run(path: Path) -> RunData:
     """Read a run's folder.
 
     Raises:
-        ReportError: if a file of the run cannot be read.
+        ValueError: if a file of the run cannot be read; one line that names it.
     """
     config = load_config(path / "config.toml")
     partition, data = _json(path / "partition.json"), _json(path / "data.json") or {}
@@ -244,10 +247,8 @@ def read_run(path: Path) -> RunData:
         labels = _labels(data) if data else _labels_from_images(config, partition)
         image = tuple(data["image"]) if "image" in data else None
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ReportError(
-            f"the description of the data in {path} cannot be read ({type(error).__name__}: {error})"
-        ) from error
-    result = RunResult.read(path) if (path / "result.json").is_file() else None
+        raise ReportError(f"the description of the data in {path} cannot be read ({one_line(error)})") from error
+    result = read_result(path) if (path / "result.json").is_file() else None
     rounds, noted = _rounds(path / "metrics.jsonl"), _json(path / "environment.json")
     environment = noted if isinstance(noted, dict) else {}
     classes = data.get("classes") or (len(labels.class_names) if labels else None)

@@ -46,40 +46,19 @@ def _client_lines(run: RunData, theme: Theme, key: str, what: str) -> list[Serie
     return found
 
 
-def _lines_figure(
-    run: RunData,
-    theme: Theme,
-    name: str,
-    title: str,
-    label: str,
-    lines: Sequence[Series],
-    note: str,
-    *,
-    average: Series | None = None,
-    levels: Sequence[Level] = (),
-) -> Figure:
-    """A line per client, with the lowest, middle and highest of every round as numbers; ``average`` is a bold line."""
-    if len(run.clients) > CROWD and lines:
-        note += " Coloured bold lines: the median client of each bitwidth."
-    values = _by_round([s.points for s in lines if not s.strong])
-    means = dict(average.points) if average is not None else {}
+def _numbers(lines: Sequence[Series], average: Series | None = None) -> tuple[list[str], list[list[str]]]:
+    """The lowest, middle and highest client of every round, and the average if there is one: columns and rows."""
+    values, means = _by_round([s.points for s in lines if not s.strong]), dict(average.points) if average else {}
     rows = []
     for number in sorted({*values, *means}):
         of = values.get(number)
         spread = (min(of), median(of), max(of)) if of else (None, None, None)
-        shown = spread if average is None else (means.get(number), *spread)
-        rows.append([f"{number:g}", *(plain(v, 4) for v in shown)])
-    columns = ["lowest client", "median client", "highest client"]
-    return Figure(
-        name,
-        title,
-        label,
-        line_chart([*lines, *([average] if average is not None else [])], tick, levels=levels),
-        note=note,
-        legend=theme.legend() if lines else (),
-        head=["round", *(["mean"] if average is not None else []), *columns],
-        rows=rows,
-    )
+        rows.append([f"{number:g}", *(plain(v, 4) for v in ((means.get(number), *spread) if average else spread))])
+    return ["round", *(["mean"] if average else []), "lowest client", "median client", "highest client"], rows
+
+
+def _medians_note(run: RunData) -> str:
+    return " Coloured bold lines: the median client of each bitwidth." if len(run.clients) > CROWD else ""
 
 
 def loss_figure(run: RunData, theme: Theme, name: str) -> Figure | None:
@@ -89,10 +68,12 @@ def loss_figure(run: RunData, theme: Theme, name: str) -> Figure | None:
         return None
     lines = _client_lines(run, theme, "client_loss", "loss")
     label = f"Training loss over {len(points)} rounds, from {points[0][1]:.3f} to {points[-1][1]:.3f}"
-    note = "Every client, and their mean (bold), in the last local epoch of each round."
     average = Series("mean loss", points, Mark("circle", "ink"), strong=True)
-    note = note if lines else "Loss of the server's training."
-    return _lines_figure(run, theme, name, "Loss", label, lines, note, average=average)
+    chart, numbers = line_chart([*lines, average], tick), _numbers(lines, average)
+    if not lines:
+        return Figure(name, "Loss", label, chart, "Loss of the server's training.", (), *numbers)
+    note = "Every client, and their mean (bold), in the last local epoch of each round." + _medians_note(run)
+    return Figure(name, "Loss", label, chart, note, theme.legend(), *numbers)
 
 
 def accuracy_figure(run: RunData, name: str) -> Figure | None:
@@ -127,7 +108,8 @@ def _dequantize_figure(run: RunData, theme: Theme) -> Figure | None:
         return None
     label = "Loss of every client's model after de-quantization on the server's buffer"
     note = "The loss of each received model after full-precision fine-tuning on the buffer; it sets the aggregation weights."
-    return _lines_figure(run, theme, "dequantize", "De-quantized loss", label, lines, note)
+    note, chart = note + _medians_note(run), line_chart(lines, tick)
+    return Figure("dequantize", "De-quantized loss", label, chart, note, theme.legend(), *_numbers(lines))
 
 
 def curves(run: RunData, theme: Theme) -> Section:
@@ -151,16 +133,13 @@ def weights(run: RunData, theme: Theme) -> Section:
     else:
         top = max((c for c in run.clients if isfinite(c.weight)), key=lambda c: c.weight)
         lead += f"In the last round {top.name} ({bits_words(top.bits)}) counted most: {plain(top.weight, 4)}."
-    figure = _lines_figure(
-        run,
-        theme,
-        "weights-figure",
+    title, label = (
         "Weight of every client",
         f"Aggregation weights of {sum(not s.strong for s in lines)} clients over rounds",
-        lines,
-        "One line per client; point at a line for its name.",
-        levels=[Level(share, "dashed: equal share", above=True)],
     )
+    chart = line_chart(lines, tick, levels=[Level(share, "dashed: equal share", above=True)])
+    note = "One line per client; point at a line for its name." + _medians_note(run)
+    figure = Figure("weights-figure", title, label, chart, note, theme.legend(), *_numbers(lines))
     return Section([figure, _weights_by_bits(run, theme)], lead)
 
 

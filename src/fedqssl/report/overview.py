@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
-from pathlib import Path
 from statistics import fmean, stdev
 
 from fedqssl.config.keys import flat
@@ -14,7 +12,7 @@ from fedqssl.report.charts import Point, Row, Series, line_chart, rows_chart
 from fedqssl.report.data import RunData
 from fedqssl.report.learning_section import accuracy_figure, loss_figure
 from fedqssl.report.parts import Figure, Section
-from fedqssl.report.summary_section import Link, bits_list, bits_summary, link
+from fedqssl.report.summary_section import bits_summary
 from fedqssl.report.svg import Mark
 from fedqssl.report.theme import Theme, bits_words, percent, percent_tick
 
@@ -28,49 +26,29 @@ def differences(runs: Sequence[RunData]) -> list[str]:
     settings: list[Mapping[str, object]] = [flat(run.config.model_dump(mode="json")) for run in runs]
     keys = [k for k in settings[0] if k not in _NOT_A_DIFFERENCE and any(s.get(k) != settings[0][k] for s in settings)]
     usual = {k: Counter(str(s.get(k)) for s in settings).most_common(1)[0][0] for k in keys}
-    short = _bits_words(runs)
+    widths, titles = _bits_words(runs), {run.config.algorithm: run.title for run in runs}
+    if len(set(titles.values())) < len(titles):  # two algorithms of one title must not look like one
+        titles = {name: name for name in titles}
     found = []
     for run, values in zip(runs, settings, strict=True):
-        parts = [str(values["algorithm"])] if "algorithm" in keys else []
-        parts += [short[tuple(run.bits.values())]] if "bits" in keys else []
+        title = titles[run.config.algorithm]
+        parts = [title] if "algorithm" in keys else []
+        parts += [widths[tuple(run.bits.values())]] if "bits" in keys else []
         own = [k for k in keys if k not in ("algorithm", "bits", "clients") and str(values.get(k)) != usual[k]]
         parts += [f"{k}={values.get(k)}" for k in own]
-        found.append(", ".join(parts) or str(values["algorithm"]))
+        found.append(", ".join(parts) or title)
     return found
 
 
 def _bits_words(runs: Sequence[RunData]) -> dict[tuple[int, ...], str]:
     """``4, 6, 8, 12 bits``; with numbers of clients where that would mean two things."""
-    short = {tuple(run.bits.values()): bits_list(run) for run in runs}
+    short = {tuple(run.bits.values()): bits_summary(run, counts=False) for run in runs}
     full = {tuple(run.bits.values()): bits_summary(run) for run in runs}
     return {bits: words if Counter(short.values())[words] == 1 else full[bits] for bits, words in short.items()}
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A run as a row of the table and, for the first runs, as a section of the page."""
-
-    run: RunData
-    name: str
-    worst: float
-    section: Section | None
-    links: Sequence[Link]
-
-
-def entries(path: Path, runs: Sequence[RunData], theme: Theme, base: Path) -> list[Entry]:
-    """All runs, for the template."""
-    found = []
-    places = {"config.toml": "config.toml", "full report": "report.html", "summary.md": "summary.md"}
-    for i, run in enumerate(runs):
-        worst = min((c.accuracy for c in run.clients if isfinite(c.accuracy)), default=float("nan"))
-        links = [place for name, file in places.items() if (place := link(run.path / file, base, name))]
-        section = _section(i, run, theme) if i < SECTIONS else None
-        found.append(Entry(run, run.path.relative_to(path).as_posix(), worst, section, links))
-    return found
-
-
-def _section(i: int, run: RunData, theme: Theme) -> Section:
-    """One run in short."""
+def short(i: int, run: RunData, theme: Theme) -> Section:
+    """The section of run ``i``."""
     return Section(
         [loss_figure(run, theme, f"loss-{i}"), accuracy_figure(run, f"accuracy-{i}"), _clients(i, run, theme)]
     )
@@ -154,4 +132,4 @@ def _clients(number: int, run: RunData, theme: Theme) -> Figure | None:
     )
 
 
-__all__ = ["Entry", "compared", "differences", "entries"]
+__all__ = ["SECTIONS", "compared", "differences", "short"]

@@ -14,7 +14,8 @@ from fedqssl.report import clients_section, cost_section, learning_section, summ
 from fedqssl.report.costs import costs
 from fedqssl.report.data import ReportError, RunData, read_run, runs_to_report
 from fedqssl.report.layers import layer_errors
-from fedqssl.report.overview import SECTIONS, compared, entries
+from fedqssl.report.overview import SECTIONS, compared, short
+from fedqssl.report.summary_section import link
 from fedqssl.report.svg import WIDTH, dot
 from fedqssl.report.theme import Theme
 from fedqssl.runs.find import is_run
@@ -37,7 +38,7 @@ def render(template: str, **values: object) -> str:
     )
     for name in ("bits_words", "percent", "plain", "size"):
         environment.filters[name] = getattr(theme, name)
-    for name in ("bits_summary", "headline", "tiles", "warnings"):
+    for name in summary_section.__all__:
         environment.globals[name] = getattr(summary_section, name)
     environment.globals |= {"asset": _asset, "counted": theme.counted, "dot": dot, "width": WIDTH}
     now = time.strftime("%Y-%m-%d %H:%M")
@@ -60,9 +61,8 @@ def run_page(run: RunData, base: Path) -> str:
         totals=[] if isinstance(found, str) else cost_section.totals(run, found),
         layers=cost_section.layers(layer_errors(run), theme),
         collapse=learning_section.collapse(run),
-        protocol=summary_section.protocol(run),
-        files=summary_section.files(run, base),
-        models=summary_section.models(run, base),
+        models=[(c, href) for c in run.clients if (href := link(run.path / "clients" / c.name / "model.fqssl", base))],
+        base=base,
     )
 
 
@@ -78,11 +78,12 @@ def build_report(path: Path, base: Path) -> str:
     theme = Theme(bits for run in runs for bits in run.bits.values())
     return render(
         "overview.html",
-        name=path.absolute().name,
+        path=path.absolute(),
+        base=base,
         theme=theme,
-        entries=entries(path, runs, theme, base),
+        runs=runs,
+        sections=[short(i, run, theme) for i, run in enumerate(runs[:SECTIONS])],
         compared=compared(runs),
-        sections=SECTIONS,
     )
 
 
@@ -92,7 +93,6 @@ def write_report(path: Path, out: Path | None = None) -> Path:
     Raises:
         RunError: if there is no run, or ``out`` cannot be written.
     """
-    runs_to_report(path)
     target = path / "report.html" if out is None else out
     if target.is_dir():
         raise ReportError(f"--out takes a file, but {target} is a folder; try {target / 'report.html'}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedqssl.report.charts import Drawing
-from fedqssl.report.svg import Mark
+from fedqssl.report.svg import Drawing, Mark
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The top and the end of a run's page: figures at a glance, warnings, protocol, files."""
+"""What the top and the end of a run's page say: figures at a glance, warnings, what the server did, links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import quote
 
 from fedqssl.cost.units import bytes_text, ratio_text, seconds_text
@@ -17,55 +16,40 @@ from fedqssl.report.learning_section import collapse_warnings
 from fedqssl.report.theme import FULL, bits_words, counted, percent
 
 
-def bits_summary(run: RunData) -> str:
-    """``2 × 4, 3 × 6 bits``."""
-    counts = sorted(Counter(run.bits.values()).items())
-    if len(counts) == 1:
-        return bits_words(counts[0][0])
-    return ", ".join(f"{n} × {'fp32' if b == FULL else b}" for b, n in counts) + " bits"
-
-
-def bits_list(run: RunData) -> str:
-    """``4, 6, 8 bits``: which there are."""
-    found = sorted(set(run.bits.values()))
-    return (
-        bits_words(found[0]) if len(found) == 1 else ", ".join("fp32" if b == FULL else str(b) for b in found) + " bits"
-    )
+def bits_summary(run: RunData, counts: bool = True) -> str:
+    """``2 × 4, 3 × 6 bits``; without ``counts`` of clients ``4, 6 bits``."""
+    found = sorted(Counter(run.bits.values()).items())
+    if len(found) == 1:
+        return bits_words(found[0][0])
+    return ", ".join((f"{n} × " if counts else "") + ("fp32" if b == FULL else str(b)) for b, n in found) + " bits"
 
 
 def headline(run: RunData) -> str:
     """What ran, on what."""
-    return f"{run.title[0].upper()}{run.title[1:]} on {run.config.data}"
+    control = run.algorithm is not None and run.algorithm.control  # "control: local only" begins the line
+    return f"{run.title[:1].upper() + run.title[1:] if control else run.title} on {run.config.data}"
 
 
-class Tile(NamedTuple):
-    """A figure at a glance, and a few words about it."""
-
-    name: str
-    value: str
-    more: str
-
-
-def tiles(run: RunData, found: Costs | str | None = None) -> list[Tile]:
-    """The figures that one asks for first."""
+def tiles(run: RunData, found: Costs | str | None = None) -> list[tuple[str, str, str]]:
+    """The figures that one asks for first: name, value, a few words."""
     result, knn, loss, shown = run.result, run.over_rounds("knn"), run.over_rounds("loss"), []
     if result is not None and result.global_accuracy is not None:
-        shown.append(Tile("global accuracy", percent(result.global_accuracy), _how_global(run)))
+        shown.append(("global accuracy", percent(result.global_accuracy), _how_global(run)))
     if result is not None and result.local_accuracy is not None:
         known = [c.accuracy for c in run.clients if isfinite(c.accuracy)]
         between = f"{percent(min(known))} to {percent(max(known))}"
-        shown.append(Tile("mean local accuracy", percent(result.local_accuracy), between))
+        shown.append(("mean local accuracy", percent(result.local_accuracy), between))
     if knn:
         best = max(v for _, v in knn)
-        shown.append(Tile("kNN accuracy", percent(knn[-1][1]), f"round {knn[-1][0]:g}; best {percent(best)}"))
+        shown.append(("kNN accuracy", percent(knn[-1][1]), f"round {knn[-1][0]:g}; best {percent(best)}"))
     if loss:
-        shown.append(Tile("loss", f"{loss[-1][1]:.3f}", f"from {loss[0][1]:.3f}"))
+        shown.append(("loss", f"{loss[-1][1]:.3f}", f"from {loss[0][1]:.3f}"))
     more = "up and down" if result is not None else "up and down, so far"
     if isinstance(found, Costs) and run.bytes_moved and found.traffic[0]:
         more = f"fp32 would move {ratio_text(*reversed(found.traffic))}"
-    shown.append(Tile("bytes moved", bytes_text(run.bytes_moved), more))
+    shown.append(("bytes moved", bytes_text(run.bytes_moved), more))
     spent = [sum(float(line.get(key, 0.0)) for line in run.rounds) for key in ("client_seconds", "server_seconds")]
-    return [*shown, Tile("clients' time", seconds_text(spent[0]), f"server {seconds_text(spent[1])}")]
+    return [*shown, ("clients' time", seconds_text(spent[0]), f"server {seconds_text(spent[1])}")]
 
 
 def _how_global(run: RunData) -> str:
@@ -92,7 +76,8 @@ def warnings(run: RunData) -> list[str]:
     return found
 
 
-def _updated(run: RunData) -> str:
+def updated(run: RunData) -> str:
+    """When the last round was written."""
     try:
         when = (run.path / "metrics.jsonl").stat().st_mtime
     except OSError:
@@ -100,7 +85,8 @@ def _updated(run: RunData) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
 
 
-def _software(run: RunData) -> str:
+def software(run: RunData) -> str:
+    """Where it ran."""
     words = [
         f"{key} {run.environment[key]}" for key in ("fedqssl", "torch", "python", "machine") if key in run.environment
     ]
@@ -110,7 +96,7 @@ def _software(run: RunData) -> str:
     return ", ".join(words) or "unknown"
 
 
-def _server(run: RunData) -> str:
+def server_work(run: RunData) -> str:
     """What the algorithm's server does in a round."""
     if run.algorithm is None:
         return "unknown: the algorithm cannot be imported any more"
@@ -133,83 +119,12 @@ def _server(run: RunData) -> str:
     return "; ".join([*parts, *rate]) or "nothing"
 
 
-def protocol(run: RunData) -> dict[str, str]:
-    """Everything that affects accuracy, and where it ran."""
-    c, low = run.config, run.config.lowbit
-    split = {
-        "dirichlet": f"Dirichlet({c.beta:g})",
-        "classes": f"{c.classes_per_client} classes per client",
-        "skew": f"skew, minority {c.minority:g}",
-    }.get(c.partition, c.partition)
-    trained = f", temperature {c.ssl.temperature:g}" if run.objective == "simclr" else ""
-    rounds = f"{counted(c.rounds, 'round')} of {counted(c.local_epochs, 'epoch')}"
-    quantizers = f"weights {low.weights}, rule {low.rule}, scale {low.scale}, rounding {low.rounding}"
-    return {
-        "protocol": f"{run.protocol} (runs with the same digits have comparable accuracies)",
-        "algorithm": f"{c.algorithm}, objective {run.objective}{trained}",
-        "data": c.data + (f", {c.images:,} images" if c.images else ""),
-        "split": f"{split}; buffer {c.buffer_ratio:g} of all images ({run.buffer:,})",
-        "clients": f"{len(run.clients)}: {bits_summary(run)}; {c.fraction:.0%} take part in a round",
-        "model": f"{c.model}, width {c.width}",
-        "training": f"{rounds}, batch {c.batch_size}, lr {c.lr:g} ({c.lr_schedule})",
-        "server": _server(run),
-        "low-bit": f"{quantizers}, activation clip {low.activation_clip:g}",
-        "seed": str(c.seed),
-        "software": _software(run),
-        "last round written": _updated(run),
-    }
-
-
-_WHAT = {
-    "config.toml": "all settings; fedqssl run starts from it",
-    "result.json": "accuracies, bytes, times",
-    "summary.md": "the same in words",
-    "metrics.jsonl": "a line per round",
-    "partition.json": "who holds which images",
-    "data.json": "labels by client",
-    "environment.json": "software and machine",
-    "log.txt": "what the run said",
-    "curves.png": "curves as an image",
-    "partition.png": "labels as an image",
-}
-
-
-class Link(NamedTuple):
-    """A file of the run that is there."""
-
-    href: str
-    name: str
-    more: str
-
-
-def link(target: Path, base: Path, name: str, more: str = "") -> Link | None:
+def link(target: Path, base: Path) -> str | None:
     """A link that works wherever page and run are moved to together; None if there is no such file."""
     if not target.is_file():
         return None
     relative = Path(os.path.relpath(target.absolute(), base.absolute())).as_posix()
-    return Link(quote(relative) if not relative.startswith("/") else f"file://{quote(relative)}", name, more)
+    return quote(relative) if not relative.startswith("/") else f"file://{quote(relative)}"
 
 
-def files(run: RunData, base: Path) -> list[Link]:
-    """Links to the run's files, from a page that lies in ``base``."""
-    found = (link(run.path / name, base, name, what) for name, what in _WHAT.items())
-    return [f._replace(more=f"{f.more}, {bytes_text((run.path / f.name).stat().st_size)}") for f in found if f]
-
-
-def models(run: RunData, base: Path) -> list[Link]:
-    """Links to the clients' own models."""
-    places = ((c, run.path / "clients" / c.name / "model.fqssl") for c in run.clients)
-    return [found for c, path in places if (found := link(path, base, c.name, bits_words(c.bits)))]
-
-
-__all__ = [
-    "bits_list",
-    "bits_summary",
-    "files",
-    "headline",
-    "link",
-    "models",
-    "protocol",
-    "tiles",
-    "warnings",
-]
+__all__ = ["bits_summary", "headline", "link", "server_work", "software", "tiles", "updated", "warnings"]
