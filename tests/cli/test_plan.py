@@ -9,6 +9,17 @@ from fedqssl.cli import plan
 from fedqssl.cli.main import app, main
 
 runner = CliRunner()
+OWN = """
+from fedqssl.federated.algorithms import Algorithm
+from fedqssl.federated.algorithms.fed_avg import plain_average
+from fedqssl.federated.algorithms.work import RoundWork
+
+OWN = Algorithm(
+    "own", "Own", "for a test", plain_average,
+    upload=lambda model, bits: bytes(1234),
+    work=lambda config, participants: RoundWork(participants, buffer_epochs=3),
+)
+"""
 SMALL = ["plan", "smoke", "model=small_cnn", "width=4", "images=200"]
 
 
@@ -88,17 +99,27 @@ def test_a_scaled_batch_is_said(monkeypatch):
 
 @pytest.mark.parametrize("algorithm", ["fed_simclr", "local_only", "server_only", "fed_prox"])
 def test_other_algorithms(algorithm):
-    from fedqssl.federated.algorithms import ALGORITHMS
-
-    if algorithm not in ALGORITHMS:
-        pytest.skip(f"no {algorithm} yet")
     assert algorithm in run(*SMALL, f"algorithm={algorithm}", "--detail", "--no-measure")
+
+
+def test_an_algorithm_of_ones_own(monkeypatch, tmp_path):
+    """Named by import path: the plan counts what it sends and what its server does."""
+    (tmp_path / "my_algorithm.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "ledger.json"
+    words = (*SMALL, "algorithm=my_algorithm:OWN", "--no-measure", "--target-bytes", "1 MB")
+    out = run(*words, "--detail", "--json", str(path))
+    assert "my_algorithm:OWN" in out and "train without clients" in out and out.splitlines()[-2].startswith("bits=")
+    costs = json.loads(path.read_text())
+    assert {client["bytes_up"] for client in costs["clients"].values()} == {1234}
+    assert costs["work"]["buffer_epochs"] == 3 and costs["server"]["train"] > 0
 
 
 def test_bad_input(capsys, tmp_path):
     assert "did you mean 'quickstart'" in fails(capsys, "plan", "quickstrt")
     assert "unknown setting" in fails(capsys, "plan", "smoke", "ronds=3")
     assert "unknown algorithm" in fails(capsys, "plan", "smoke", "algorithm=nope")
+    assert "cannot import 'no_such_module'" in fails(capsys, "plan", "smoke", "algorithm=no_such_module:A")
     assert "no such file" in fails(capsys, "plan", "smoke", "--devices", str(tmp_path / "no.toml"))
     assert "is a folder" in fails(capsys, "plan", "smoke", "--json", str(tmp_path))
     (tmp_path / "d.toml").write_text("[clients.client-77]\nmemory = 1\n")

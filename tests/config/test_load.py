@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedqssl.config import PRESETS, ConfigError, RunConfig, load_config, protocol, to_toml
-from fedqssl.config.schema import make_config
+from fedqssl.config import PRESETS, ConfigError, RunConfig, load_config, to_toml
+from fedqssl.config.load import RETIRED
+from fedqssl.config.schema import known_keys, make_config
 
 
 def reread(config: RunConfig, folder: Path) -> RunConfig:
@@ -103,33 +104,6 @@ def test_toml_keeps_everything(tmp_path_factory, data, lr, bits, images, server_
     assert reread(config, tmp_path_factory.getbasetemp()) == config
 
 
-def test_protocol_is_of_what_affects_accuracy():
-    base = load_config("smoke")
-    print_of = protocol(base)
-    assert len(print_of) == 12 and int(print_of, 16) >= 0
-    for word in (
-        "seed=5",
-        "threads=2",
-        "workers=1",
-        "engine=flower",
-        "data_dir=x",
-        "classes_per_client=3",
-        "server.lr=0.3",
-    ):
-        assert protocol(load_config("smoke", [word])) == print_of, word
-    different = (
-        "lr=0.2",
-        "beta=0.5",
-        "bits=4",
-        "rounds=3",
-        "ssl.temperature=0.1",
-        "evaluation.probe_images=10",
-        "data=x",
-    )
-    prints = {protocol(load_config("smoke", [word])) for word in different}
-    assert len(prints | {print_of}) == len(different) + 1
-
-
 def test_the_configuration_does_not_import_torch():
     import subprocess
     import sys
@@ -138,19 +112,17 @@ def test_the_configuration_does_not_import_torch():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
-def test_algorithms_that_were_mended_have_another_protocol(monkeypatch):
-    """Results of before must not pass for the same."""
-    for name, changed in (("fed_prox", True), ("fed_paq", True), ("fed_qssl", False)):
-        config = load_config("smoke", {"algorithm": name})
-        now = protocol(config)
-        with monkeypatch.context() as patch:
-            patch.setattr("fedqssl.config.load._REVISIONS", {})
-            assert (protocol(config) != now) is changed
-
-
-def test_one_place_has_one_name(tmp_path, monkeypatch):
-    """The same images by another way round are the same protocol."""
-    (tmp_path / "a").mkdir()
-    monkeypatch.chdir(tmp_path / "a")
-    here = load_config("smoke", {"data": f"folder:{tmp_path / 'photos'}"})
-    assert protocol(load_config("smoke", {"data": "folder:../photos"})) == protocol(here)
+def test_a_retired_setting_of_an_older_run(tmp_path):
+    """An older config.toml lists every setting there was: at its default it is ignored, otherwise it is an error."""
+    path = tmp_path / "config.toml"
+    path.write_text("client_gpus = 0.0\nrounds = 3\n")
+    assert load_config(path) == load_config(path, {"rounds": 3}) and load_config(path).rounds == 3
+    assert "client_gpus" not in to_toml(load_config(path))
+    path.write_text("client_gpus = 0.5\n")
+    with pytest.raises(
+        ConfigError, match=r"config\.toml: the setting 'client_gpus' no longer exists, and 0\.5 was not"
+    ):
+        load_config(path)
+    with pytest.raises(ConfigError, match="unknown setting 'client_gpus'"):
+        load_config("smoke", ["client_gpus=0"])
+    assert not set(RETIRED) & set(known_keys())

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedqssl.cost.objective import ObjectiveCost, objective_cost
-from fedqssl.cost.step import optimizer_bytes, step_memory, step_operations
+from fedqssl.cost.bitwidth import wire
+from fedqssl.cost.formulas import ObjectiveCost, objective_cost, optimizer_bytes, step_memory, step_operations
 from fedqssl.cost.trace import WeightTensor, trace
-from fedqssl.cost.wire import wire
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, LowBitWeight, Precision, to_bytes, to_lowbit
 from fedqssl.models import resnet18
 from fedqssl.ssl.objectives import get_objective
@@ -135,8 +134,8 @@ def test_optimizer_state_is_state_bytes(rule):
 
 def test_the_proximal_copy_is_in_the_clients_bits():
     weight = WeightTensor("w", 1000, 4, 6)
-    assert optimizer_bytes(weight, "stored+proximal") == optimizer_bytes(weight, "stored+update") == 500 + 4
-    assert optimizer_bytes(weight, "latent+proximal") == 4000 + 500 + 4
+    assert optimizer_bytes(weight, "stored", "proximal") == optimizer_bytes(weight, "stored", "update") == 500 + 4
+    assert optimizer_bytes(weight, "latent", "proximal") == 4000 + 500 + 4
 
 
 def test_halving_the_bits_halves_the_packed_part():

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
+from fedqssl.cli.device_tables import device_lines
 from fedqssl.config import load_config
 from fedqssl.cost import Sizes, ledger, read_devices, straggler
-from fedqssl.cost.amounts import BitOperations
 from fedqssl.cost.devices import device_round, quantity
-from fedqssl.cost.tables import device_lines
+from fedqssl.cost.formulas import BitOperations
 from fedqssl.cost.units import bytes_text, joules_text, operations_text, seconds_text
 
 TABLE = """
@@ -106,7 +106,10 @@ def test_quantities(key, value, number):
         ("[default]\nuplink = true", 'uplink takes "5 Mbit/s"'),
         ('[default]\nuplink = "5 MiB"', 'uplink takes "5 Mbit/s"'),
         ('[default]\nmemory = "much"', 'memory takes "64 MiB"'),
-        ("default = 3", "is a table"),
+        ("default = 3", "devices.toml: default is a table of keys"),
+        ("classes = 3", "devices.toml: classes is a table of keys"),
+        ("[classes]\na = 3", "devices.toml: classes.a is a table of keys"),
+        ("[clients]\nclient-00 = 3", "devices.toml: clients.client-00 is a table of keys"),
         ("[classes.a]\nmemory = 1", "add bits = "),
         ('[classes.a]\nbits = "four"', "bits lists bitwidths"),
         ("[classes.a]\nclients = [1]", "clients lists names"),

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from fedqssl.config import load_config
-from fedqssl.cost import Sizes, client_sizes, estimate, ledger, sizes_of, training_of
-from fedqssl.cost.estimate import makespan
-from fedqssl.cost.ledger import client_rule
-from fedqssl.cost.work import round_work
+from fedqssl.cost import Sizes, client_sizes, estimate, ledger, sizes_of
+from fedqssl.cost.ledger import makespan, round_work
+from fedqssl.engines.context import make_task
+from fedqssl.federated.algorithms import ALGORITHMS, Algorithm
+from fedqssl.federated.algorithms.work import RoundWork
+from fedqssl.federated.task import batches
 from fedqssl.lowbit import to_bytes
 
 SIZES = Sizes({"client-00": 40, "client-01": 100}, buffer=70)
@@ -29,7 +31,7 @@ def test_clients(small):
     assert (first.bits, first.batch, first.steps) == (4, 32, 1 * 2)  # 40 images: one full batch of 32 an epoch
     assert (second.bits, second.batch, second.steps) == (8, 32, 3 * 2)
     assert first.operations == small.bitwidths[4].operations(32) * 2
-    assert first.bytes_up == first.bytes_down == len(to_bytes(training_of(config()).converted(4)))
+    assert first.bytes_up == first.bytes_down == len(to_bytes(make_task(config(), 3, 10).converted(4)))
     assert first.rounds == 3
 
 
@@ -51,6 +53,13 @@ def test_a_client_smaller_than_a_batch():
     assert found.clients["a"].memory.activations < found.clients["b"].memory.activations
 
 
+@pytest.mark.parametrize("images", [1, 5, 8, 20, 24])
+def test_batches_are_counted_as_they_are_cut(images):
+    task = make_task(config("batch_size=8"), 3, 10)
+    cut = batches(images, 8, torch.Generator())
+    assert len(cut) == task.steps(images) and {len(batch) for batch in cut} == {task.batch(images)}
+
+
 def test_totals(small):
     once, total = small.per_round(), small.total()
     assert once.bytes_up == sum(c.bytes_up for c in small.clients.values())
@@ -63,13 +72,10 @@ def test_totals(small):
 def test_bytes_are_those_of_a_run(tmp_path, name):
     """FedPAQ's clients send updates, a buffer of another length than their model's."""
     import fedqssl
-    from fedqssl.federated.algorithms import ALGORITHMS
 
     words = {"model": "small_cnn", "width": 4, "images": 200, "rounds": 2, "workers": 1, "algorithm": name}
     run = fedqssl.run("smoke", **words, out=tmp_path / "run")
-    algorithm = ALGORITHMS[name]
-    settings = load_config("smoke", words)
-    found = ledger(settings, objective=algorithm.objective, upload=algorithm.upload).total()
+    found = ledger(load_config("smoke", words)).total()
     assert found.bytes_down == pytest.approx(run.bytes_down, rel=0.03)  # trained batch norms may need 32-bit floats
     assert found.bytes_up == pytest.approx(run.bytes_up, rel=0.03 if name == "fed_qssl" else 0.002)
 
@@ -128,13 +134,42 @@ def test_the_server_alone_does_no_more_than_it_is_told():
     assert work.buffer_epochs == 0
 
 
-@pytest.mark.parametrize(("algorithm", "rule"), [("fed_prox", "stored+proximal"), ("fed_paq", "stored+update")])
-def test_who_needs_what_was_received_keeps_a_copy(algorithm, rule):
-    found = config(f"algorithm={algorithm}")
-    assert client_rule(found) == rule and client_rule(config()) == "stored"
-    assert client_rule(config(f"algorithm={algorithm}", "lowbit.rule=latent")).startswith("latent+")
-    memory = ledger(found, SIZES, objective="supervised").clients["client-00"].memory
+@pytest.mark.parametrize(("algorithm", "keeps"), [("fed_prox", "proximal"), ("fed_paq", "update")])
+def test_who_needs_what_was_received_keeps_a_copy(algorithm, keeps):
+    found = ledger(config(f"algorithm={algorithm}"), SIZES)
+    assert (found.bitwidths[4].rule, found.bitwidths[4].keeps) == ("stored", keeps)
+    memory = found.clients["client-00"].memory
     assert 0 < memory.optimizer <= memory.weights
+    latent = ledger(config(f"algorithm={algorithm}", "lowbit.rule=latent"), SIZES)
+    assert (latent.bitwidths[4].rule, latent.bitwidths[4].keeps) == ("latent", keeps)
+    more = latent.clients["client-00"].memory.optimizer - memory.optimizer
+    assert more == 4 * sum(weight.count for weight in latent.bitwidths[4].trace.weights)
+    alone = ledger(config("algorithm=fed_avg"), SIZES)
+    assert alone.bitwidths[4].keeps == "" and alone.clients["client-00"].memory.optimizer == 0
+    measured = ledger(config(f"algorithm={algorithm}"), SIZES, measure_seconds=0.2).check(4).measured.optimizer
+    frame = found.bitwidths[4].wire.frame if keeps == "update" else 0  # kept as the container that came
+    assert memory.optimizer + frame == pytest.approx(measured, rel=0.1)
+
+
+def test_the_algorithm_says_what_is_trained_and_sent(monkeypatch):
+    """One that the ledger has never heard of, with a loss, an upload and work of its own."""
+    own = Algorithm(
+        "own",
+        "Own",
+        "for this test",
+        ALGORITHMS["fed_avg"].server,
+        upload=lambda model, bits: b"x" * (100 * bits),
+        objective="supervised",
+        work=lambda config, participants: RoundWork(participants, buffer_epochs=5),
+        keeps="update",
+    )
+    monkeypatch.setitem(ALGORITHMS, "own", own)
+    found = ledger(config("algorithm=own"), SIZES)
+    assert found.clients["client-00"].bytes_up == 400 and found.full["client-00"].bytes_up == 3200
+    assert found.clients["client-00"].bytes_down == found.bitwidths[4].wire.total
+    assert found.server.train == 5 * 2 * found.bitwidths[32].operations(32).total  # 70 images: two steps
+    assert found.bitwidths[4].trace.outputs == 10 and found.bitwidths[4].keeps == "update"
+    assert found.clients["client-00"].operations.objective == 0
 
 
 def test_formula_stands_beside_measurement(small):

@@ -8,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedqssl.cli.main import app
-from fedqssl.config import ConfigError, load_config, protocol
+from fedqssl.config import ConfigError, load_config
 from fedqssl.cost import Device, Planner, Sizes, Targets, bits_line, read_devices, with_device_bits
 from fedqssl.cost.planner import LADDER, needed
+from fedqssl.federated.protocol import protocol
 
 SMALL = {"model": "small_cnn", "width": 4, "clients": 2, "bits": [4, 4], "batch_size": 16, "partition": "iid"}
 SIZES = Sizes({"client-00": 64, "client-01": 64}, 20)
@@ -23,7 +24,7 @@ def planner():
 
 def with_targets(planner, **targets):
     found = Planner(planner.config, SIZES, Targets(**targets))
-    found._widths, found._costs = planner._widths, planner._costs
+    found._widths = planner._widths
     return found
 
 

@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from fedqssl.config import load_config, protocol
+from fedqssl.config import load_config
+from fedqssl.federated.protocol import protocol
 from fedqssl.runs import start
 
 WORDS = ["images=240", "evaluation.knn_every=0", "evaluation.probe_images=60", "workers=1"]

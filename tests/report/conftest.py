@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedqssl.config import load_config, protocol, to_toml
+from fedqssl.config import load_config, to_toml
 from fedqssl.data.partition import client_names
+from fedqssl.federated.protocol import protocol
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import LowBitOptions, to_bytes
 from fedqssl.runs import ClientResult, RunFolder, RunResult, start

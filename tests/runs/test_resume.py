@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 
 import fedqssl
-from fedqssl.config import load_config, protocol
+from fedqssl.config import load_config
 from fedqssl.data.scenes import scenes
 from fedqssl.engines.context import build_context
+from fedqssl.federated.protocol import protocol
 from fedqssl.runs import lifecycle, resume, start
 from fedqssl.runs.evaluate import some
 from fedqssl.runs.folder import RunError

@@ -7,7 +7,8 @@ import types
 import pytest
 
 from fedqssl.cli.main import main
-from fedqssl.config import load_config, protocol
+from fedqssl.config import load_config
+from fedqssl.federated.protocol import protocol
 from fedqssl.runs import RunError, RunFolder, start
 from fedqssl.runs.tracking import TRACKERS, check_tracking, figures_of, tracking
 

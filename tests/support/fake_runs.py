@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from fedqssl.config import RunConfig, load_config, protocol, to_toml
+from fedqssl.config import RunConfig, load_config, to_toml
 from fedqssl.data.partition import client_names
+from fedqssl.federated.protocol import protocol
 from fedqssl.runs import ClientResult, RunResult
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsons
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,13 +66,12 @@ def plan(
     if table is not None:
         table.check(list(found.clients))
     _show(found, source_name(source), detail)
-    values = found.to_json()
+    more = {}
     if table is not None:
         _show_devices(found, table)
-        values["plan"] = _show_choices(found, table, targets)
+        more["plan"] = _show_choices(found, table, targets)
     if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        json.write_text(jsons.dumps(values, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        found.write(json, **more)
         typer.echo(f"wrote {json}")
 
 
@@ -104,7 +102,7 @@ def _devices(config: RunConfig, path: Path | None, targets: Targets) -> Devices 
 
 def _show_devices(found: Ledger, table: Devices) -> None:
     """A round in the bits that the configuration gives."""
-    from fedqssl.cost.tables import device_lines, device_table
+    from fedqssl.cli.device_tables import device_lines, device_table
 
     console, rounds = Console(), table.rounds(found)
     console.print(device_table(rounds))
@@ -114,13 +112,11 @@ def _show_devices(found: Ledger, table: Devices) -> None:
 
 def _show_choices(found: Ledger, table: Devices, targets: Targets) -> dict[str, Any]:
     """Search bits, print them with a line to paste; returns them as plain values."""
+    from fedqssl.cli.device_tables import choice_lines, choice_table
     from fedqssl.cost.planner import Planner, bits_line
-    from fedqssl.cost.tables import choice_lines, choice_table
-    from fedqssl.federated.algorithms import ALGORITHMS
 
-    algorithm = ALGORITHMS[found.config.algorithm]
     with _telling(Console(stderr=True)) as say:
-        choices = Planner(found.config, found.sizes, targets, algorithm.objective, say, algorithm.upload).plan(table)
+        choices = Planner(found.config, found.sizes, targets, say).plan(table)
     console = Console()
     console.print()
     console.print(choice_table(choices))
@@ -140,18 +136,13 @@ def _ledger(config: RunConfig, measure: bool) -> Ledger:
         import torch
 
         from fedqssl.cost import client_sizes, ledger
-        from fedqssl.federated.algorithms import ALGORITHMS
+        from fedqssl.federated.algorithms import get_algorithm
 
         torch.set_num_threads(config.threads)
-        if config.algorithm not in ALGORITHMS:
-            raise ValueError(f"unknown algorithm {config.algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
+        get_algorithm(config.algorithm)  # an unknown one is an error before the images are counted
         say(f"counting the images of {config.data}")
         sizes = client_sizes(config)
-        algorithm = ALGORITHMS[config.algorithm]
-        seconds = MEASURE_SECONDS if measure else None
-        return ledger(
-            config, sizes, objective=algorithm.objective, upload=algorithm.upload, measure_seconds=seconds, say=say
-        )
+        return ledger(config, sizes, measure_seconds=MEASURE_SECONDS if measure else None, say=say)
 
 
 @contextmanager
@@ -165,8 +156,8 @@ def _telling(console: Console) -> Iterator[Callable[[str], None]]:
 
 
 def _show(ledger: Ledger, source: str, detail: bool) -> None:
+    from fedqssl.cli.plan_tables import detail_tables, headline, notes, plan_tables
     from fedqssl.cost import estimate
-    from fedqssl.cost.tables import detail_tables, headline, notes, plan_tables
 
     console = Console()
     measured = all(width.measured is not None for width in ledger.bitwidths.values())

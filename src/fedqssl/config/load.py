@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,13 +18,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_PROTOCOL_VERSION = 2
-"""2: classifiers of clients have room to grow (local accuracies of version 1 are lower)."""
-_REVISIONS = {"fed_prox": 1, "fed_paq": 1}
-"""Algorithms whose accuracies changed since: FedProx keeps its term in the local evaluation, FedPAQ rounds weights only."""
+RETIRED: dict[str, object] = {"client_gpus": 0.0}
+"""Settings that are gone, with the default that they had: files of older runs still list them."""
 _NOT_ACCURACY = (
     *("data_dir", "devices", "seed", "threads", "workers", "track", "evaluation.knn_every"),
-    *("engine", "client_cpus", "client_gpus", "deadline"),
+    *("engine", "client_cpus", "deadline"),
 )
 _ONLY_FOR = {"beta": "dirichlet", "classes_per_client": "classes", "minority": "skew"}
 
@@ -86,8 +83,23 @@ def _read(source: str | Path) -> dict[str, Any]:
     if not path.is_file():
         known = ", ".join(PRESETS)
         raise ConfigError(f"no preset and no file {str(source)!r}{nearest(str(source), PRESETS)} (presets: {known})")
+    found = flat(read_toml(path))
+    for key, default in RETIRED.items():
+        if (value := found.pop(key, default)) != default:
+            raise ConfigError(
+                f"{path}: the setting {key!r} no longer exists, and {value!r} was not its default; remove it"
+            )
+    return found
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file that exists.
+
+    Raises:
+        ConfigError: it is not TOML.
+    """
     try:
-        return flat(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
 
@@ -133,11 +145,4 @@ def accuracy_settings(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-def protocol(config: RunConfig) -> str:
-    """12 hexadecimal digits of :func:`accuracy_settings` and of how this version evaluates and runs the algorithm."""
-    version = [_PROTOCOL_VERSION, *([_REVISIONS[config.algorithm]] if config.algorithm in _REVISIONS else [])]
-    text = json.dumps([*version, accuracy_settings(config)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-__all__ = ["accuracy_settings", "load_config", "parse_words", "protocol", "to_toml"]
+__all__ = ["RETIRED", "accuracy_settings", "load_config", "parse_words", "read_toml", "to_toml"]

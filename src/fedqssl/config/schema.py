@@ -198,8 +198,6 @@ class RunConfig(_Section):
     """What carries the messages: ``in_process``, or ``flower-sim`` for Flower's simulation on Ray."""
     client_cpus: Positive = 1.0
     """Of ``engine = "flower-sim"``: cores that Ray sets aside for one client."""
-    client_gpus: Annotated[float, Field(ge=0)] = 0.0
-    """Of ``engine = "flower-sim"``: GPUs, or a part of one, that Ray sets aside for one client."""
     deadline: MaybePositive = None
     """Seconds after which a round goes on without the clients that have not replied, where messages travel."""
     track: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"

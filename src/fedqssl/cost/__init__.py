@@ -7,15 +7,12 @@
 True
 """
 
-from fedqssl.cost.amounts import BitOperations, Memory
-from fedqssl.cost.bitwidth import Bitwidth, study
+from fedqssl.cost.bitwidth import Bitwidth, Wire, study
 from fedqssl.cost.devices import Device, DeviceRound, Devices, read_devices, straggler
-from fedqssl.cost.estimate import Estimate, estimate
-from fedqssl.cost.ledger import ClientCost, Ledger, ServerCost, Totals, ledger
+from fedqssl.cost.formulas import BitOperations, Memory
+from fedqssl.cost.ledger import ClientCost, Estimate, Ledger, ServerCost, Totals, estimate, ledger
 from fedqssl.cost.planner import Choice, Planner, Targets, bits_line, with_device_bits
 from fedqssl.cost.sizes import Sizes, client_sizes, sizes_of
-from fedqssl.cost.training import Training, training_of
-from fedqssl.cost.wire import Wire
 
 __all__ = [
     "BitOperations",
@@ -33,7 +30,6 @@ __all__ = [
     "Sizes",
     "Targets",
     "Totals",
-    "Training",
     "Wire",
     "bits_line",
     "client_sizes",
@@ -43,6 +39,5 @@ __all__ = [
     "sizes_of",
     "straggler",
     "study",
-    "training_of",
     "with_device_bits",
 ]

@@ -1,22 +1,111 @@
-"""Everything about one bitwidth: container, formulas, and, if asked for, measurements."""
+"""One network in one bitwidth: its container, its formulas and, if asked for, a training step measured on this machine."""
 
 from __future__ import annotations
 
+import functools
+import json
+import statistics
+import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import fx
+import torch
+from torch import Tensor, fx, nn
 
-from fedqssl.cost.amounts import BitOperations, Memory
-from fedqssl.cost.measure import MeasuredStep, Say, measure_step, silent
-from fedqssl.cost.objective import objective_cost
-from fedqssl.cost.step import step_memory, step_operations
+from fedqssl.config import RunConfig
+from fedqssl.cost.formulas import (
+    BitOperations,
+    Memory,
+    ObjectiveCost,
+    objective_cost,
+    saved_bytes,
+    step_memory,
+    step_operations,
+)
+from fedqssl.cost.sizes import Sizes
 from fedqssl.cost.trace import Trace, trace
-from fedqssl.cost.training import Training
-from fedqssl.cost.wire import Wire, wire
+from fedqssl.engines.context import make_task
+from fedqssl.federated.algorithms import get_algorithm
+from fedqssl.federated.task import Task
+from fedqssl.lowbit import LowBitSGD, LowBitWeight, to_bytes
+from fedqssl.lowbit.container import check_bytes
+from fedqssl.lowbit.policy import state_of
+from fedqssl.ssl.views import two_views
 
-Upload = Callable[[fx.GraphModule, int], bytes]
-"""What a client sends for a model in this many bits."""
+Say = Callable[[str], None]
+
+VIEWS = 2
+"""Views of each image that enter the network."""
+SMALL = 2
+"""Images of the first timed step; a second size gives the cost per image."""
+FLOOR = 10
+"""Images of the second, at least, whatever the budget: closer sizes give no slope worth having."""
+CHEAP = 0.5
+"""Seconds up to which a step is repeated, for a median."""
+
+
+def silent(line: str) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A model's container by parts.
+
+    Args:
+        packed: the weights: packed codes, or floats at full precision.
+        floats: scales, batch norm, biases and ranges, as 16- or 32-bit floats.
+        frame: header, names, checksum.
+        most: its length if every float needed 32 bits; batch-norm tensors travel in 16 bits where that keeps 3 digits.
+    """
+
+    packed: int
+    floats: int
+    frame: int
+    most: int
+
+    @property
+    def total(self) -> int:
+        """The buffer's length."""
+        return self.packed + self.floats + self.frame
+
+
+def wire(model: nn.Module) -> Wire:
+    """Pack a model from ``to_lowbit`` and take the buffer apart."""
+    data = to_bytes(model)
+    blob = check_bytes(data)
+    length = struct.unpack_from("<Q", blob)[0]
+    header = json.loads(blob[8 : 8 + length])
+    header.pop("__metadata__", None)
+    quantized = (entry for entry in state_of(model).values() if entry.role == "quantized")
+    weights = {f"{e.name}.codes" if e.weight is not None else e.name for e in quantized}
+    sizes = {name: e["data_offsets"][1] - e["data_offsets"][0] for name, e in header.items()}
+    packed = sum(size for name, size in sizes.items() if name in weights)
+    floats = sum(sizes.values()) - packed
+    halves = sum(sizes[name] for name, e in header.items() if e["dtype"] == "F16")
+    return Wire(packed, floats, len(data) - packed - floats, len(data) + halves)
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One training step at some bits.
+
+    Args:
+        images: batch that was measured.
+        memory: bytes seen: of tensors, by saved-tensor hooks, of gradients, of optimiser state (no workspace).
+        fixed_seconds: time of a step that does not depend on the batch: the update, unpacking weights.
+        image_seconds: time per image, augmentation included.
+    """
+
+    images: int
+    memory: Memory
+    fixed_seconds: float
+    image_seconds: float
+
+    def seconds(self, images: int) -> float:
+        """``fixed + images * per image``; exact at the measured batch, scaled elsewhere."""
+        return self.fixed_seconds + images * self.image_seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,57 +114,155 @@ class Bitwidth:
 
     Args:
         bits: s, or 32.
-        training: what is trained.
+        task: what is trained.
         wire: the initial model's container, which the server sends.
         upload: bytes that a client sends.
         trace: the layers' shapes and bits.
-        rule: what a client keeps per weight.
+        rule: what a client keeps per weight (``lowbit.rule``).
+        keeps: what it keeps of the model that it received (``Algorithm.keeps``).
         measured: one step on this machine, or None.
     """
 
     bits: int
-    training: Training
+    task: Task
     wire: Wire
     upload: int
     trace: Trace
     rule: str = "stored"
+    keeps: str = ""
     measured: MeasuredStep | None = None
 
     def operations(self, images: int) -> BitOperations:
         """Bit operations of a step on ``images`` images, by formula."""
-        views = images * self.training.views
-        return step_operations(self.trace, views, objective_cost(self.training.loss, views, self.trace.outputs))
-
-    def forward_operations(self, images: int) -> int:
-        """Bit operations of the layers in a pass without update."""
-        return self.operations(images).forward
+        views = images * VIEWS
+        return step_operations(self.trace, views, _objective(self.task, views, self.trace.outputs))
 
     def memory(self, images: int) -> Memory:
         """Memory of a step on ``images`` images, by formula."""
-        views = images * self.training.views
-        return step_memory(self.trace, views, self.rule, objective_cost(self.training.loss, views, self.trace.outputs))
+        views = images * VIEWS
+        objective = _objective(self.task, views, self.trace.outputs)
+        return step_memory(self.trace, views, self.rule, self.keeps, objective)
+
+    def epoch(self, images: int) -> BitOperations:
+        """Bit operations of an epoch over ``images`` images."""
+        return self.operations(self.task.batch(images)) * self.task.steps(images)
+
+    def epoch_seconds(self, images: int) -> float:
+        """Time of an epoch on this machine, from the measured step."""
+        if self.measured is None:
+            raise ValueError("the ledger holds no measured steps; make it with measure_seconds=20, say")
+        return self.task.steps(images) * self.measured.seconds(self.task.batch(images))
+
+
+def _loss(task: Task, outputs: Tensor) -> Tensor:
+    """The task's loss; a supervised one's costs are the same for any labels."""
+    return task.loss(outputs, torch.zeros(len(outputs) // VIEWS, dtype=torch.int64, device=outputs.device))
+
+
+@functools.lru_cache(maxsize=256)
+def _objective(task: Task, views: int, outputs: int) -> ObjectiveCost:
+    return objective_cost(functools.partial(_loss, task), views, outputs)
 
 
 def study(
-    training: Training,
+    config: RunConfig,
+    sizes: Sizes,
     bits: int,
-    rule: str = "stored",
+    *,
     measure_seconds: float | None = None,
     say: Say = silent,
     warm: bool = True,
-    upload: Upload | None = None,
 ) -> Bitwidth:
     """Convert the network to ``bits``, pack it, trace it, and time a step if ``measure_seconds`` allows some.
 
-    ``warm``: run an untimed step first, for what a process does only once. ``upload``: of an algorithm whose clients do not send
-    their model's container.
+    ``warm``: run an untimed step first, for what a process does only once.
     """
-    say("converting the network")
-    model = training.converted(bits)
-    buffer, layers = wire(model), trace(model, training.image)
-    measured = measure_step(model, training, rule, measure_seconds, say, warm) if measure_seconds else None
-    sent = buffer.total if upload is None else len(upload(model, bits))
-    return Bitwidth(bits, training, buffer, sent, layers, rule, measured)
+
+    def tell(line: str) -> None:
+        say(f"{bits} bits: {line}")
+
+    tell("converting the network")
+    algorithm = get_algorithm(config.algorithm)
+    task = make_task(config, sizes.image[0], sizes.classes)
+    model = task.converted(bits)
+    buffer, layers = wire(model), trace(model, sizes.image)
+    sent = buffer.total if algorithm.upload is None else len(algorithm.upload(model, bits))
+    measured = None
+    if measure_seconds:
+        stepper = _Stepper(model, task, sizes.image, config.lowbit.rule, algorithm.keeps)
+        measured = _measure(stepper, measure_seconds, tell, warm)
+    return Bitwidth(bits, task, buffer, sent, layers, config.lowbit.rule, algorithm.keeps, measured)
 
 
-__all__ = ["Bitwidth", "Upload", "study"]
+class _Stepper:
+    """Training steps of a model on random images, with a clock; they train it a little."""
+
+    def __init__(self, model: fx.GraphModule, task: Task, image: tuple[int, int, int], rule: str, keeps: str) -> None:
+        self.model, self.task, self.image = model.train(), task, image
+        self.opt = LowBitSGD(model, 1e-3, rule=rule, proximal=0.01 if keeps == "proximal" else 0.0)  # type: ignore[arg-type]
+        self.received = to_bytes(model) if keeps == "update" else b""
+        self.draws = torch.Generator().manual_seed(0)
+        self.saved = self.gradients = 0
+        # CPU seconds of one thread, so that other work on the machine does not count
+        self.clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+    def own(self) -> list[Tensor]:
+        """The model's parameters and buffers."""
+        return [*self.model.parameters(), *self.model.buffers()]
+
+    def passes(self, images: int) -> float:
+        """Seconds of views, forward pass, loss and backward pass."""
+        pixels = torch.randint(0, 256, (images, *self.image), dtype=torch.uint8, generator=self.draws)
+        self.opt.zero_grad()
+        began = self.clock()
+        views = two_views(pixels, self.draws)
+        loss, self.saved = saved_bytes(lambda: _loss(self.task, self.model(views)), self.own())
+        torch.autograd.backward(loss)
+        passed = self.clock() - began
+        packed = (m.gradient for m in self.model.modules() if isinstance(m, LowBitWeight))
+        self.gradients = sum(gradient.nbytes for gradient in packed if gradient is not None)
+        self.gradients += sum(4 * p.grad.numel() for p in self.model.parameters() if p.grad is not None)
+        return passed
+
+    def update(self) -> float:
+        """Seconds of the optimiser's step."""
+        began = self.clock()
+        self.opt.step()
+        return self.clock() - began
+
+    def memory(self) -> Memory:
+        """Bytes that the last step held."""
+        held = sum(t.numel() * t.element_size() for t in self.own())
+        return Memory(held, self.saved, self.gradients, self.opt.state_bytes() + len(self.received))
+
+
+def _measure(stepper: _Stepper, budget: float, say: Say, warm: bool) -> MeasuredStep:
+    """Run a few training steps of a converted model and note time and bytes.
+
+    A first step of two images predicts how many ``budget`` seconds allow, up to a full batch. If the full batch is too dear, time
+    is extrapolated: ``t(n) = fixed + n * per image`` through the two timed sizes. Each size is timed from cold (primitives that
+    oneDNN makes for a new shape cancel in the slope).
+    """
+    full = stepper.task.batch_size
+    small = min(SMALL, full)
+    if warm:
+        say("warming up")
+        stepper.passes(small)
+    began = time.perf_counter()
+    small_seconds = stepper.passes(small)
+    left = budget - (time.perf_counter() - began)
+    images = min(full, max(int(small * left / max(small_seconds, 1e-9)), FLOOR))
+    say(f"timing a step of {images} images")
+    times = [stepper.passes(images)]
+    update = stepper.update()
+    while sum(times) < CHEAP and len(times) < 5:
+        times.append(stepper.passes(images))
+        update = min(update, stepper.update())
+    large_seconds = statistics.median(times)
+    slope = (large_seconds - small_seconds) / (images - small) if images > small else 0.0
+    if slope <= 0:  # a hiccup in the small step, or one size only
+        slope = large_seconds / images
+    return MeasuredStep(images, stepper.memory(), max(large_seconds - slope * images, 0.0) + update, slope)
+
+
+__all__ = ["Bitwidth", "MeasuredStep", "Say", "Wire", "silent", "study", "wire"]

@@ -18,19 +18,14 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fedqssl.config.keys import nearest
+from fedqssl.config.load import read_toml
 from fedqssl.cost.ledger import ClientCost, Ledger
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 @dataclass(frozen=True)
@@ -83,20 +78,15 @@ _TABLES = ("default", "classes", "clients")
 _PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3}
 _PREFIXES |= {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _PREFIXES |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
-_UNITS: dict[str, dict[str, float]] = {
-    "memory": {"": 1, "B": 1},
-    "uplink": {"bit/s": 1, "b/s": 1, "bps": 1, "B/s": 8},
-    "downlink": {"bit/s": 1, "b/s": 1, "bps": 1, "B/s": 8},
-    "operations_per_second": {"": 1, "op/s": 1},
-    "energy_per_bit_operation": {"J": 1},
+_LINK = {"bit/s": 1, "b/s": 1, "bps": 1, "B/s": 8}
+_UNITS: dict[str, tuple[dict[str, int], str]] = {
+    "memory": ({"": 1, "B": 1}, '"64 MiB", or a number of bytes'),
+    "uplink": (_LINK, '"5 Mbit/s", or a number of bits per second'),
+    "downlink": (_LINK, '"20 Mbit/s", or a number of bits per second'),
+    "operations_per_second": ({"": 1, "op/s": 1}, '"50 G", or a number of bit operations'),
+    "energy_per_bit_operation": ({"J": 1}, '"2 pJ", or a number of joules'),
 }
-_EXAMPLES = {
-    "memory": '"64 MiB", or a number of bytes',
-    "uplink": '"5 Mbit/s", or a number of bits per second',
-    "downlink": '"20 Mbit/s", or a number of bits per second',
-    "operations_per_second": '"50 G", or a number of bit operations',
-    "energy_per_bit_operation": '"2 pJ", or a number of joules',
-}
+"""By key: units with their factors, and what to write."""
 
 
 def quantity(key: str, value: object, where: str) -> float:
@@ -114,18 +104,17 @@ def quantity(key: str, value: object, where: str) -> float:
         if found and scale is not None:
             number = float(found.group(1)) * scale
     if number is None:
-        raise ValueError(f"{where}: {key} takes {_EXAMPLES[key]}; not {value!r}")
+        raise ValueError(f"{where}: {key} takes {_UNITS[key][1]}; not {value!r}")
     if not 0 < number < math.inf:
         raise ValueError(f"{where}: {key} must be positive, not {value!r}; leave it out if it is not known")
     return number
 
 
 def _scale(key: str, text: str) -> float | None:
-    if text in _PREFIXES and "" in _UNITS[key]:
-        return _PREFIXES[text]
-    for unit, factor in _UNITS[key].items():
-        if unit and text.endswith(unit) and text.removesuffix(unit) in _PREFIXES:
-            return _PREFIXES[text.removesuffix(unit)] * factor
+    """``Mbit/s`` -> 1e6; None if it is not a unit of ``key``, with or without a prefix."""
+    for unit, factor in _UNITS[key][0].items():
+        if text.endswith(unit) and (prefix := text.removesuffix(unit)) in _PREFIXES:
+            return _PREFIXES[prefix] * factor
     return None
 
 
@@ -146,6 +135,11 @@ def _table(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{where} is a table of keys like memory and uplink, not {value!r}")
     return value
+
+
+def _tables(value: object, where: str) -> dict[str, dict[str, Any]]:
+    """Tables by name: ``[where.one]``, ``[where.other]``."""
+    return {name: _table(inner, f"{where}.{name}") for name, inner in _table(value, where).items()}
 
 
 def _list(table: Mapping[str, Any], key: str, kind: type, where: str) -> tuple[Any, ...]:
@@ -215,10 +209,7 @@ def read_devices(path: Path) -> Devices:
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file; --devices takes a TOML file (docs/cost.md has an example)")
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a TOML file: {error}") from None
+    data = read_toml(path)
     for name in data:
         if name not in _TABLES:
             raise ValueError(
@@ -226,17 +217,14 @@ def read_devices(path: Path) -> Devices:
             )
     default = _values(_table(data.get("default", {}), f"{path}: default"), f"{path}: default")
     classes = []
-    for name, value in _table(data.get("classes", {}), f"{path}: classes").items():
+    for name, table in _tables(data.get("classes", {}), f"{path}: classes").items():
         where = f"{path}: classes.{name}"
-        table = _table(value, where)
         bits, names = _list(table, "bits", int, where), _list(table, "clients", str, where)
         if not bits and not names:
             raise ValueError(f'{where} has no clients; add bits = [4], or clients = ["client-00"]')
         classes.append(DeviceClass(name, bits, names, _values(table, where, _SELECTORS)))
-    clients = {
-        name: _values(_table(value, f"{path}: clients.{name}"), f"{path}: clients.{name}")
-        for name, value in _table(data.get("clients", {}), f"{path}: clients").items()
-    }
+    own = _tables(data.get("clients", {}), f"{path}: clients")
+    clients = {name: _values(table, f"{path}: clients.{name}") for name, table in own.items()}
     return Devices(str(path), default, tuple(classes), clients)
 
 

@@ -1,22 +1,26 @@
-"""The ledger: what a configuration costs each client and the server, per round and in total."""
+"""The ledger: what a configuration costs each client and the server, per round and in total; and the time on this machine."""
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedqssl.config import RunConfig
-from fedqssl.cost.amounts import BitOperations, Memory
-from fedqssl.cost.bitwidth import Bitwidth, Upload, study
-from fedqssl.cost.measure import Say, silent
+from fedqssl.cost.bitwidth import Bitwidth, Say, silent, study
+from fedqssl.cost.formulas import BitOperations, Memory
 from fedqssl.cost.sizes import Sizes, client_sizes
 from fedqssl.cost.trace import FLOAT
-from fedqssl.cost.training import Training, training_of
-from fedqssl.cost.work import RoundWork, round_work
+from fedqssl.federated.algorithms import get_algorithm
+from fedqssl.federated.algorithms.work import RoundWork
 from fedqssl.quant.packing import packed_size
+
+FORWARD_SHARE = 1 / 3
+"""Of a step's time, a pass without update: one of the three products of each layer."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +185,10 @@ class Ledger:
             "check": None if check is None else asdict(check),
         }
 
-    def write(self, path: Path) -> None:
-        """Write :meth:`to_json` to a file, making its folder."""
+    def write(self, path: Path, **more: Any) -> None:
+        """Write :meth:`to_json` and ``more`` to a file, making its folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(self.to_json() | more, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _memory_json(memory: Memory) -> dict[str, int]:
@@ -195,82 +199,58 @@ def _client_json(client: ClientCost) -> dict[str, Any]:
     return {**asdict(client), "memory": _memory_json(client.memory)}
 
 
-Costs = dict[tuple[int, int], tuple[BitOperations, Memory]]
+def round_work(config: RunConfig, clients: int) -> RoundWork:
+    """What a round of the configured algorithm asks of these clients and of the server."""
+    return get_algorithm(config.algorithm).work(config, config.participants(clients))
 
 
-def one_client(
-    config: RunConfig, name: str, images: int, width: Bitwidth, work: RoundWork, clients: int, known: Costs
-) -> ClientCost:
-    """The cost of one of ``clients`` clients in the bits of ``width``; ``known`` keeps costs by bits and batch."""
-    batch = width.training.batch(images)
-    if (width.bits, batch) not in known:
-        known[width.bits, batch] = width.operations(batch), width.memory(batch)
-    operations, memory = known[width.bits, batch]
-    steps = width.training.steps(images) * config.local_epochs if work.clients_train else 0
-    down, up = (width.wire.total, width.upload) if work.traffic else (0, 0)
-    rounds = config.rounds * work.participants / clients
-    return ClientCost(name, width.bits, images, batch, steps, operations * steps, memory, down, up, rounds)
-
-
-def _clients(config: RunConfig, sizes: Sizes, of: Mapping[str, Bitwidth], work: RoundWork) -> dict[str, ClientCost]:
-    """The cost of every client in the bits that ``of`` gives it."""
-    known: Costs = {}
-    count = len(sizes.clients)
-    return {n: one_client(config, n, images, of[n], work, count, known) for n, images in sizes.clients.items()}
+def client_cost(config: RunConfig, sizes: Sizes, name: str, width: Bitwidth) -> ClientCost:
+    """The cost of one client in the bits of ``width``."""
+    images, work = sizes.clients[name], round_work(config, len(sizes.clients))
+    batch, epochs = width.task.batch(images), config.local_epochs if work.clients_train else 0
+    return ClientCost(
+        name,
+        width.bits,
+        images,
+        batch,
+        steps=width.task.steps(images) * epochs,
+        operations=width.epoch(images) * epochs,
+        memory=width.memory(batch),
+        bytes_down=width.wire.total if work.traffic else 0,
+        bytes_up=width.upload if work.traffic else 0,
+        rounds=config.rounds * work.participants / len(sizes.clients),
+    )
 
 
 def _server(clients: Mapping[str, ClientCost], sizes: Sizes, of: Mapping[int, Bitwidth], work: RoundWork) -> ServerCost:
-    full = of[FLOAT]
-
-    def epoch(width: Bitwidth, images: int) -> BitOperations:
-        return width.operations(width.training.batch(images)) * width.training.steps(images)
-
-    each = 0
+    full, each = of[FLOAT], 0
     if work.dequantize_epochs is not None:
-        once = epoch(full, sizes.buffer)
+        once = full.epoch(sizes.buffer)
         alone = once.forward + once.objective // 3  # a pass without updates: one of every three products
         each = once.total * work.dequantize_epochs or alone
     distinct = sorted({c.bits for c in clients.values()} - {FLOAT})
-    requantize = {b: epoch(of[b], sizes.buffer).total * work.requantize_epochs for b in distinct}
-    train = epoch(full, sizes.buffer).total * work.buffer_epochs
-    train += epoch(full, sum(sizes.clients.values())).total * work.union_epochs
+    train = full.epoch(sizes.buffer).total * work.buffer_epochs
+    train += full.epoch(sum(sizes.clients.values())).total * work.union_epochs
     parameters = sum(w.count for w in full.trace.weights) + full.trace.floats
     share = work.participants / max(len(clients), 1)
     return ServerCost(
         dequantize=each * work.participants,
         aggregate=parameters * work.participants * FLOAT * FLOAT if work.averages else 0,
-        requantize=requantize,
+        requantize={b: of[b].epoch(sizes.buffer).total * work.requantize_epochs for b in distinct},
         train=train,
         bytes_in=round(share * sum(c.bytes_up for c in clients.values())),
         bytes_out=round(share * sum(c.bytes_down for c in clients.values())),
     )
 
 
-def client_rule(config: RunConfig) -> str:
-    """What a client keeps besides its weights: ``lowbit.rule``, and what it received if FedProx or FedPAQ need it."""
-    return config.lowbit.rule + {"fed_prox": "+proximal", "fed_paq": "+update"}.get(config.algorithm, "")
-
-
 def ledger(
-    config: RunConfig,
-    sizes: Sizes | None = None,
-    *,
-    training: Training | None = None,
-    work: RoundWork | None = None,
-    objective: str | None = None,
-    upload: Upload | None = None,
-    measure_seconds: float | None = None,
-    say: Say = silent,
+    config: RunConfig, sizes: Sizes | None = None, *, measure_seconds: float | None = None, say: Say = silent
 ) -> Ledger:
     """The cost of a run, without running it.
 
     Args:
-        config: the run's settings.
+        config: the run's settings; its algorithm says what is trained, what is sent and what work there is.
         sizes: images by client; by default counted from the data, or assumed (:func:`client_sizes`).
-        training: what is trained; by default what the configuration names.
-        work: what a round asks; by default that of ``config.algorithm``.
-        objective: of an algorithm that has its own (``ALGORITHMS[config.algorithm].objective``).
-        upload: likewise (``ALGORITHMS[config.algorithm].upload``).
         measure_seconds: also run a step per bitwidth, taking about this long in all; without it formulas only.
         say: told what is being done.
 
@@ -282,19 +262,88 @@ def ledger(
     """
     sizes = sizes if sizes is not None else client_sizes(config)
     bits = config.bits_for(list(sizes.clients))
-    training = training or training_of(config, sizes.image, objective, sizes.classes)
-    work = work or round_work(config, len(sizes.clients))
     wanted = sorted({*bits.values(), FLOAT})
     each = None if measure_seconds is None else measure_seconds / len(wanted)
-    rule = client_rule(config)
-
-    def one(b: int) -> Bitwidth:
-        return study(training, b, rule, each, lambda line: say(f"{b} bits: {line}"), b == wanted[0], upload)
-
-    widths = {b: one(b) for b in wanted}
-    clients = _clients(config, sizes, {n: widths[b] for n, b in bits.items()}, work)
-    full = _clients(config, sizes, dict.fromkeys(bits, widths[FLOAT]), work)
+    widths = {b: study(config, sizes, b, measure_seconds=each, say=say, warm=b == wanted[0]) for b in wanted}
+    clients = {name: client_cost(config, sizes, name, widths[b]) for name, b in bits.items()}
+    full = {name: client_cost(config, sizes, name, widths[FLOAT]) for name in bits}
+    work = round_work(config, len(bits))
     return Ledger(config, sizes, work, clients, full, _server(clients, sizes, widths, work), widths)
 
 
-__all__ = ["Check", "ClientCost", "Ledger", "ServerCost", "Totals", "client_rule", "ledger", "one_client"]
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds on this machine, evaluation and checkpoints not included.
+
+    Args:
+        clients: local training of each client in a round.
+        client_phase: all clients of a round, over the workers.
+        server_phase: de-quantization and re-quantization, over the workers.
+        rounds: their number.
+        workers: processes counted on: ``workers``, but no more than there are cores for.
+        scaled: whether a full batch was extrapolated from a smaller one.
+    """
+
+    clients: Mapping[str, float]
+    client_phase: float
+    server_phase: float
+    rounds: int
+    workers: int
+    scaled: bool
+
+    @property
+    def round(self) -> float:
+        """Seconds of a round."""
+        return self.client_phase + self.server_phase
+
+    @property
+    def total(self) -> float:
+        """Seconds of all rounds."""
+        return self.round * self.rounds
+
+
+def makespan(jobs: Iterable[float], workers: int) -> float:
+    """When the last of the jobs ends if each goes to the first free worker, longest first."""
+    ends = [0.0] * max(workers, 1)
+    for job in sorted(jobs, reverse=True):
+        heapq.heapreplace(ends, ends[0] + job)
+    return max(ends)
+
+
+def estimate(ledger: Ledger, cores: int | None = None) -> Estimate:
+    """Time of a run: measured seconds per step times steps, spread over workers as the engine does.
+
+    With ``fraction`` below 1 the client phase is scaled by the share of clients that take part.
+    """
+    config, work, widths, buffer = ledger.config, ledger.work, ledger.bitwidths, ledger.sizes.buffer
+    full, count = widths[FLOAT], max(len(ledger.clients), 1)
+    workers = min(config.workers, max((cores or os.cpu_count() or 1) // config.threads, 1), count)
+    epochs = config.local_epochs if work.clients_train else 0
+    clients = {n: widths[c.bits].epoch_seconds(c.images) * epochs for n, c in ledger.clients.items()}
+    server = 0.0
+    if work.dequantize_epochs is not None:
+        each = full.epoch_seconds(buffer) * (work.dequantize_epochs or FORWARD_SHARE)
+        server += makespan([each] * work.participants, workers)
+    server += makespan(
+        (widths[b].epoch_seconds(buffer) * work.requantize_epochs for b in ledger.server.requantize), workers
+    )
+    server += full.epoch_seconds(buffer) * work.buffer_epochs
+    server += full.epoch_seconds(sum(ledger.sizes.clients.values())) * work.union_epochs
+    scaled = any(w.measured is not None and w.measured.images < config.batch_size for w in widths.values())
+    phase = makespan(clients.values(), workers) * work.participants / count
+    return Estimate(clients, phase, server, config.rounds, workers, scaled)
+
+
+__all__ = [
+    "Check",
+    "ClientCost",
+    "Estimate",
+    "Ledger",
+    "ServerCost",
+    "Totals",
+    "client_cost",
+    "estimate",
+    "ledger",
+    "makespan",
+    "round_work",
+]

@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedqssl.config import ConfigError, RunConfig
-from fedqssl.cost.amounts import BitOperations, Memory
-from fedqssl.cost.bitwidth import Bitwidth, Upload, study
+from fedqssl.cost.bitwidth import Bitwidth, Say, silent, study
 from fedqssl.cost.devices import Device, DeviceRound, Devices, device_round, read_devices
-from fedqssl.cost.ledger import ClientCost, client_rule, one_client
-from fedqssl.cost.measure import Say, silent
+from fedqssl.cost.formulas import Memory
+from fedqssl.cost.ledger import ClientCost, client_cost
 from fedqssl.cost.sizes import Sizes, client_sizes
-from fedqssl.cost.training import training_of
 from fedqssl.cost.units import bytes_text, seconds_text
-from fedqssl.cost.work import round_work
 
 LADDER = (*range(2, 17), 32)
 """Bitwidths that are tried."""
@@ -73,40 +70,23 @@ class Planner:
     """Finds bits for the clients of a configuration; bitwidths are studied when they are first asked for."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        sizes: Sizes | None = None,
-        targets: Targets | None = None,
-        objective: str | None = None,
-        say: Say = silent,
-        upload: Upload | None = None,
+        self, config: RunConfig, sizes: Sizes | None = None, targets: Targets | None = None, say: Say = silent
     ) -> None:
-        self.config, self.targets, self.objective, self.say = config, targets or Targets(), objective, say
-        self.upload = upload
+        self.config, self.targets, self.say = config, targets or Targets(), say
         self.sizes = sizes if sizes is not None else client_sizes(config)
-        self.work = round_work(config, len(self.sizes.clients))
         self._widths: dict[tuple[int, int], Bitwidth] = {}
-        self._costs: dict[tuple[int, int], tuple[BitOperations, Memory]] = {}
 
     def study(self, bits: int, width: int | None = None) -> Bitwidth:
         """Container and formulas of one bitwidth (of a network of another width)."""
         key = bits, width or self.config.width
         if key not in self._widths:
             config = self.config.model_copy(update={"width": key[1]})
-            training = training_of(config, self.sizes.image, self.objective, self.sizes.classes)
-            self._widths[key] = study(
-                training,
-                bits,
-                client_rule(config),
-                say=lambda line: self.say(f"{bits} bits: {line}"),
-                upload=self.upload,
-            )
+            self._widths[key] = study(config, self.sizes, bits, say=self.say)
         return self._widths[key]
 
     def cost(self, name: str, bits: int) -> ClientCost:
         """One client's cost in these bits."""
-        images = self.sizes.clients[name]
-        return one_client(self.config, name, images, self.study(bits), self.work, len(self.sizes.clients), self._costs)
+        return client_cost(self.config, self.sizes, name, self.study(bits))
 
     def broken(self, cost: ClientCost, device: Device) -> str | None:
         """The first limit that these bits break, by name."""
@@ -220,9 +200,7 @@ def _against(choice: Choice) -> str:
     return ""
 
 
-def with_device_bits(
-    config: RunConfig, objective: str | None = None, say: Say = silent, upload: Upload | None = None
-) -> RunConfig:
+def with_device_bits(config: RunConfig, say: Say = silent) -> RunConfig:
     """The configuration with the bits that its device table allows; itself if ``devices`` is not set.
 
     Raises:
@@ -231,7 +209,7 @@ def with_device_bits(
     if config.devices is None:
         return config
     table = read_devices(config.devices)
-    choices = Planner(config, objective=objective, say=say, upload=upload).plan(table)
+    choices = Planner(config, say=say).plan(table)
     if stuck := impossible_lines(choices):
         more = f" (and {len(stuck) - 1} more; see fedqssl plan)" if len(stuck) > 1 else ""
         raise ConfigError(f"{config.devices}: {stuck[0]}{more}")

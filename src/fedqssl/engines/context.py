@@ -12,7 +12,7 @@ from fedqssl.data.from_config import training_split
 from fedqssl.data.images import ImageSet
 from fedqssl.data.partition import Partition
 from fedqssl.data.registry import load_dataset
-from fedqssl.federated.algorithms import ALGORITHMS, Algorithm
+from fedqssl.federated.algorithms import Algorithm, get_algorithm
 from fedqssl.federated.client import LocalJob
 from fedqssl.federated.order import Member, Order
 from fedqssl.federated.task import Task
@@ -39,7 +39,7 @@ class Context:
     @property
     def algorithm(self) -> Algorithm:
         """The run's algorithm."""
-        return ALGORITHMS[self.config.algorithm]
+        return get_algorithm(self.config.algorithm)
 
     @property
     def labels(self) -> torch.Tensor | None:
@@ -94,7 +94,7 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
         model=config.model,
         width=config.width,
         in_channels=channels,
-        objective=ALGORITHMS[config.algorithm].objective or config.objective,
+        objective=get_algorithm(config.algorithm).objective or config.objective,
         temperature=config.ssl.temperature,
         batch_size=config.batch_size,
         seed=config.seed,

@@ -62,6 +62,14 @@ class Task:
         """One model per bitwidth that payloads are read into and read from at once; never keep or train it."""
         return _reader(self, bits)
 
+    def batch(self, images: int) -> int:
+        """Images in a step of someone who holds ``images``: a full batch, or all of fewer."""
+        return min(self.batch_size, images)
+
+    def steps(self, images: int) -> int:
+        """Steps of an epoch (:func:`batches`): full batches only; fewer images than a batch make one step."""
+        return max(images // self.batch_size, 1)
+
     def loss(self, outputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """The objective's loss of 2N views; labels (N,) are for the supervised one alone."""
         if self.supervised:

@@ -49,12 +49,10 @@ def costs(run: RunData) -> Costs | str:
 
 def _costs(run: RunData) -> Costs:
     from fedqssl.cost import Sizes, ledger
-    from fedqssl.federated.algorithms import get_algorithm
 
     image = run.image or (1 if run.config.data == "digits" else 3, 32, 32)
     sizes = Sizes(run.train, run.buffer, image, classes=run.classes or 10)
-    algorithm = get_algorithm(run.config.algorithm)
-    found = ledger(run.config, sizes, objective=algorithm.objective, upload=algorithm.upload)
+    found = ledger(run.config, sizes)
     batch = run.config.batch_size
 
     def amounts(bits: int) -> Amounts:

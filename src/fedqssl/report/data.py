@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedqssl.config import RunConfig, load_config, protocol
+from fedqssl.config import RunConfig, load_config
 from fedqssl.federated.algorithms import Algorithm, AlgorithmError, get_algorithm
+from fedqssl.federated.protocol import protocol
 from fedqssl.imported import one_line
 from fedqssl.runs import RunError, RunResult
 from fedqssl.runs.cells import read_result
@@ -103,7 +104,9 @@ class RunData:
     @property
     def protocol(self) -> str:
         """Digest of everything that affects accuracy, as the run noted it or as it follows from the settings."""
-        return self.result.protocol if self.result is not None else protocol(self.config)
+        if self.result is not None:
+            return self.result.protocol
+        return "unknown" if self.algorithm is None else protocol(self.config)
 
     @property
     def done(self) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fedqssl.config import protocol
 from fedqssl.engines.context import Context
 from fedqssl.engines.engine import Engine
+from fedqssl.federated.protocol import protocol
 from fedqssl.runs.evaluate import evaluate, has_labels
 from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
 from fedqssl.runs.plots import draw

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from fedqssl import __version__
-from fedqssl.config import RunConfig, load_config, protocol, to_toml
+from fedqssl.config import RunConfig, load_config, to_toml
 from fedqssl.config.keys import nearest
 from fedqssl.cost.planner import with_device_bits
 from fedqssl.data.images import DataWarning
@@ -25,6 +25,7 @@ from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.server_side import Tick
 from fedqssl.evaluation.collapse import Collapse
 from fedqssl.federated.algorithms import ALGORITHMS
+from fedqssl.federated.protocol import protocol
 from fedqssl.files import absolute
 from fedqssl.quant import kernels
 from fedqssl.runs.describe import describe_data
@@ -50,8 +51,7 @@ def start(
     """Run a configuration in a new folder; ``progress`` shows more than the lines that go to ``say``."""
     _check(config)
     RunFolder.check_new(out, overwrite)
-    algorithm = ALGORITHMS[config.algorithm]
-    config = with_device_bits(config, algorithm.objective, upload=algorithm.upload)
+    config = with_device_bits(config)
     config = config.model_copy(update={"data": absolute(config.data)})  # so that it can be resumed from anywhere
     progress = progress or Progress(say)
     context, warned = _loaded(config, progress)

@@ -1,7 +1,7 @@
 """``engine = "flower-sim"``: every client a Flower node whose ClientApp runs in Ray's processes, here or on a Ray cluster.
 
-``workers`` clients train at the same time, with ``client_cpus`` cores and ``client_gpus`` GPUs each; with ``RAY_ADDRESS`` set,
-as many as the cluster holds. Each process reads the data set for itself, so it must lie at the same place on every machine.
+``workers`` clients train at the same time, with ``client_cpus`` cores each; with ``RAY_ADDRESS`` set, as many as the cluster
+holds. Each process reads the data set for itself, so it must lie at the same place on every machine.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FlowerSimulation(FlowerEngine):
 
         hush()
         resources: BackendConfig = {
-            "client_resources": {"num_cpus": config.client_cpus, "num_gpus": config.client_gpus},
+            "client_resources": {"num_cpus": config.client_cpus, "num_gpus": 0.0},
             "init_args": {},
         }
         if not os.environ.get("RAY_ADDRESS"):

@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedqssl.federated.algorithms import get_algorithm
 from fedqssl.studies.paper import paper
 
 SUPERVISED = ("fed_avg", "fed_prox", "fed_paq")
 SELF_SUPERVISED = ("fed_simclr", "fed_simsiam", "fed_qssl")
 FULL = ("fed_simclr", "fed_qssl")
 CONTROLS = ("local_only", "server_only", "central", "untrained")
-
-NAMES = {
-    "fed_avg": "FedAvg",
-    "fed_prox": "FedProx",
-    "fed_paq": "FedPAQ",
-    "fed_simclr": "Fed-SimCLR",
-    "fed_simsiam": "Fed-SimSiam",
-    "fed_qssl": "Fed-QSSL",
-    "local_only": "control: local only",
-    "server_only": "control: server only",
-    "central": "control: central",
-    "untrained": "control: untrained",
-}
-"""How tables print an algorithm."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +24,7 @@ class Row:
     @property
     def title(self) -> str:
         """As the paper prints it."""
-        name = NAMES.get(self.algorithm, self.algorithm)
+        name = get_algorithm(self.algorithm).title
         return f"{name} (Full)" if self.precision == "full" else name
 
 
@@ -200,7 +187,6 @@ __all__ = [
     "EMBEDDED",
     "EXPERIMENTS",
     "FIGURES",
-    "NAMES",
     "TABLES",
     "AblationFigure",
     "CostFigure",

@@ -12,11 +12,12 @@ from typing import Any
 from fedqssl.cost import Ledger, ledger, sizes_of
 from fedqssl.cost.units import bytes_text, operations_text
 from fedqssl.data.partition import Partition
+from fedqssl.federated.algorithms import get_algorithm
 from fedqssl.runs.cells import Cell, read_json, unreadable
 from fedqssl.runs.measured import Measured, at_common_seeds, measure, seeds_in
 from fedqssl.runs.text_table import Grid, accuracy, bits_text, to_csv, write_texts
 from fedqssl.studies.paper import drawing, paper
-from fedqssl.studies.paper.catalogue import NAMES, AblationFigure, CostFigure, Row
+from fedqssl.studies.paper.catalogue import AblationFigure, CostFigure, Row
 from fedqssl.studies.paper.describe import protocol_line, scale_line, settings
 from fedqssl.studies.paper.plan import Plan, measure_row
 
@@ -86,7 +87,7 @@ def _accuracies(point: dict[str, Any]) -> tuple[str, str]:
 def _ablation_text(figure: AblationFigure, point: dict[str, Any]) -> tuple[str, ...]:
     weights = point["weights"]
     spread = f"{weights[0]:.3f}-{weights[1]:.3f}" if weights else "–"
-    name = NAMES[point["algorithm"]]
+    name = get_algorithm(point["algorithm"]).title
     work = (operations_text(point["server_operations"]),) if figure.counts_server else ()
     return (name, f"{point[figure.setting]:g}", *_accuracies(point), spread, str(point["seeds"]), *work)
 

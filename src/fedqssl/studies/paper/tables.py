@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedqssl.config import protocol
+from fedqssl.federated.protocol import protocol
 from fedqssl.runs.measured import Difference, Measured, Spread, paired
 from fedqssl.runs.text_table import Grid, accuracy, to_csv, write_texts
 from fedqssl.studies.paper.catalogue import Row, Table
