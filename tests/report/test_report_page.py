@@ -17,10 +17,11 @@ from fedqssl.federated.context import build_simulation
 from fedqssl.federated.state import read_payload
 from fedqssl.report import write_report
 from fedqssl.report.clients_section import rank_correlation
-from fedqssl.report.data import find_runs, read_run
-from fedqssl.report.html import el
+from fedqssl.report.data import read_run
 from fedqssl.report.layers import LayerErrors, layer_errors
 from fedqssl.report.overview import differences
+from fedqssl.report.svg import el
+from fedqssl.runs.find import find_runs
 
 SECTIONS = ["curves", "weights", "clients", "partition", "ledger", "layers", "collapse", "protocol", "files"]
 FIGURES = [
@@ -123,9 +124,9 @@ def test_names_from_outside_are_escaped(made):
     names = ["<script>alert(1)</script>", 'a"b&c', "c-3", "c-4"]
     names[0] = names[0].replace("/", "")
     text = report(made(clients=4, rounds=2, names=names))
-    assert "<script>alert" not in text and "&lt;script&gt;alert" in text and 'a"b' not in text.replace("&quot;", "'")
+    assert "<script>alert" not in text and "&lt;script&gt;alert" in text and 'a"b' not in text
     assert Page(text).open == []
-    assert el("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
+    assert el("title", "<b>", class_='"') == '<title class="&#34;">&lt;b&gt;</title>'
 
 
 def test_data_without_labels(made):
@@ -193,26 +194,66 @@ def test_runs_of_a_folder_are_named_by_what_is_unusual(made, tmp_path):
     for name, words in settings.items():
         shutil.copytree(made(clients=4, rounds=1, **words), tmp_path / name)
     named = differences([read_run(path) for path in find_runs(tmp_path)])
-    assert list(named.values()) == [
-        "fed_qssl",
-        "fed_qssl, beta=5.0",
-        "fed_qssl, server.dequantize_epochs=4",
-        "fed_simclr",
+    assert named == [
+        "Fed-QSSL",
+        "Fed-QSSL, beta=5.0",
+        "Fed-QSSL, server.dequantize_epochs=4",
+        "Fed-SimCLR",
     ]
 
 
 def test_the_protocol_says_what_the_algorithm_does(made):
     simclr = report(made(clients=2, rounds=1))
-    assert "objective simclr, temperature" in simclr and "1 de-quantization epoch a client" in simclr
+    assert "objective simclr, temperature" in simclr and "1 de-quantization epoch per client" in simclr
     assert "linear probe, uniform test set" in simclr and "1 round of 1 epoch" in simclr
     supervised = report(made(clients=2, rounds=1, algorithm="fed_avg"))
     assert "objective supervised" in supervised and "its own classifier, uniform test set" in supervised
     assert "objective supervised, temperature" not in supervised and "quantization epoch" not in supervised
     alone = report(made(clients=2, rounds=1, algorithm="local_only"))
-    assert (
-        "mean over the clients&#x27; models, linear probe" in alone or "mean over the clients' models, linear" in alone
-    )
+    assert "mean over the clients&#39; models, linear probe" in alone and "<h1>Control: local only on" in alone
     assert "epochs of one model on the buffer" in report(made(clients=2, rounds=1, algorithm="server_only"))
+
+
+OWN = """
+from dataclasses import replace
+from fedqssl.federated.algorithms import ALGORITHMS
+MINE = replace(ALGORITHMS["local_only"], name="mine", title="My <own> averaging", objective="simsiam", control=False)
+"""
+
+
+def test_an_own_algorithm_brings_its_title_and_a_lost_one_is_still_reported(made, tmp_path, monkeypatch):
+    run, spec = made(clients=2, rounds=1), "report_own_algorithm:MINE"
+    (run / "config.toml").write_text(
+        (run / "config.toml").read_text().replace('algorithm = "fed_qssl"', f'algorithm = "{spec}"')
+    )
+    lost = report(run)
+    assert f"<h1>{spec} on scenes</h1>" in lost and "There is no ledger for this run" in lost
+    assert "cannot be imported any more" in lost and Page(lost).open == []
+    (run / "result.json").unlink()
+    assert "unknown (runs with the same digits" in report(run)
+    (tmp_path / "report_own_algorithm.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = report(run)
+    assert "<h1>My &lt;own&gt; averaging on scenes</h1>" in found and "objective simsiam" in found
+    assert "cannot be imported" not in found and "unknown" not in found
+
+
+def test_algorithms_of_one_title_are_told_apart(made, tmp_path, monkeypatch):
+    for name in ("fed_qssl", "fed_simclr"):
+        shutil.copytree(made(clients=2, rounds=1, algorithm=name), tmp_path / name)
+    runs = [read_run(path) for path in find_runs(tmp_path)]
+    assert differences(runs) == ["Fed-QSSL", "Fed-SimCLR"]
+    monkeypatch.setattr("fedqssl.report.data.RunData.title", "the same")
+    assert differences(runs) == ["fed_qssl", "fed_simclr"]
+
+
+def test_runs_that_lost_their_partition_are_left_out(made, tmp_path, capsys):
+    for name in ("a", "b"):
+        shutil.copytree(made(clients=2, rounds=1), tmp_path / name)
+    (tmp_path / "a" / "partition.json").unlink()
+    assert "1 run" in report(tmp_path) and "run-1" not in Page(report(tmp_path)).ids
+    (tmp_path / "b" / "partition.json").unlink()
+    assert "partition.json" in fails([tmp_path], capsys)
 
 
 def test_bytes_are_the_results(made):
@@ -231,7 +272,7 @@ def test_a_tie_with_guessing_is_no_better(made):
         values["clients"][client.name]["local_accuracy"] = client.guess + 3e-8  # a mean in single precision
     (path / "result.json").write_text(json.dumps(values))
     text = report(path)
-    assert "Every client does better" not in text and "No better than always naming" in text
+    assert "Every client does better" not in text and "No better than always guessing" in text
 
 
 def test_damaged_lines_are_left_out(made):
@@ -259,6 +300,10 @@ def test_bad_input_is_one_line(made, tmp_path, capsys):
     run = made(clients=2, rounds=1)
     assert "cannot be written" in fails([run, "--out", tmp_path / "file" / "report.html"], capsys)
     assert "is a folder" in fails([run, "--out", tmp_path], capsys)
+    result = (run / "result.json").read_text()
+    (run / "result.json").write_text('{"clients": 3}')
+    assert "result.json cannot be read" in fails([run], capsys)
+    (run / "result.json").write_text(result)
     (run / "partition.json").write_text("{")
     assert "partition.json cannot be read" in fails([run], capsys)
     (run / "config.toml").write_text("rounds = 0")

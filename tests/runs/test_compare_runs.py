@@ -95,7 +95,7 @@ def test_runs_that_have_not_ended(runs, capsys):
 
 def test_bad_input_ends_in_one_line(runs, capsys, tmp_path):
     (tmp_path / "empty").mkdir()
-    assert "no runs in it" in fails(capsys, tmp_path / "empty")
+    assert "there is no run in" in fails(capsys, tmp_path / "empty")
     assert "is not a folder" in fails(capsys, tmp_path / "nowhere")
     (tmp_path / "there.md").write_text("mine")
     assert "--overwrite" in fails(capsys, runs, "--out", tmp_path / "there.md")

@@ -20,11 +20,11 @@ def report(source: Source, out: Out = None, each: Each = False) -> None:
     import torch
 
     from fedqssl.report import write_report
-    from fedqssl.report.data import find_runs
+    from fedqssl.report.data import runs_to_report
 
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     if each:
-        for run in find_runs(source):
+        for run in runs_to_report(source):
             if run != source:
                 typer.echo(f"wrote {write_report(run)}")
     typer.echo(f"wrote {write_report(source, out)}")

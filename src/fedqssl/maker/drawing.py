@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedqssl import plotting
+
 if TYPE_CHECKING:
     from fedqssl.maker.probing import Probe
 
@@ -14,20 +16,13 @@ NAMED = 30
 
 def draw_probe(probe: Probe, path: Path) -> list[Path]:
     """Draw the confusion matrix and the reliability diagram; nothing without matplotlib (the ``plots`` extra)."""
-    try:
-        import matplotlib
-    except ImportError:
+    if not plotting.installed():
         return []
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 5), layout="constrained", width_ratios=(1.2, 1))
+    figure, axes = plotting.subplots(1, 2, figsize=(11, 5), width_ratios=(1.2, 1))
     _confusion(axes[0], probe)
     _reliability(axes[1], probe)
     figure.suptitle(f"{probe.client}, {probe.bits} bits: {100 * probe.outcome.accuracy:.1f}% of {probe.outcome.images}")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return [path]
+    return [plotting.save(figure, path, dpi=110)]
 
 
 def _confusion(axis: Any, probe: Probe) -> None:

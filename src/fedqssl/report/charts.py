@@ -6,26 +6,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedqssl.report.html import Markup, el
-from fedqssl.report.svg import WIDTH, Format, Scale, drawing, limits, line, log_limits, mark, text, x_axis, y_axis
+from markupsafe import Markup
+
+from fedqssl.report.scales import Scale, limits, log_limits
+from fedqssl.report.svg import WIDTH, Drawing, Format, Mark, dot, el, line, text, x_axis, y_axis
+from fedqssl.report.theme import percent_tick, tick
 
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 14.0, 40.0
+END = WIDTH - RIGHT
+HEIGHT = 230.0
 LEVELS = 8
 """Shades of a heat map."""
 MANY_CELLS = 3000
 """Above this a heat map tells its numbers by row, not by cell."""
+MANY_ROWS = 40
+"""Above this rows have no names beside them."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line: its name, points (x, y), CSS kind, and whether it stands out; ``tip`` is told when it is pointed at."""
+    """A line: its name, points (x, y), mark, and whether it stands out; ``tip`` is told when it is pointed at."""
 
     name: str
     points: Sequence[tuple[float, float]]
-    kind: str
+    mark: Mark
     strong: bool = False
     tip: str | None = None
-    shape: str = "circle"
 
     def known(self) -> list[tuple[float, float]]:
         """Points that can be drawn."""
@@ -41,104 +47,78 @@ class Level:
     above: bool = False
 
 
-def _strokes(series: Series, x: Scale, y: Scale, form: Format, unit: str) -> list[Markup]:
-    points = series.known()
+def _strokes(series: Series, x: Scale, y: Scale, form: Format) -> list[Markup]:
+    points, kind = series.known(), series.mark.kind
     if not points:
         return []
-    d = "M" + "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in points)
-    title = el("title", series.tip or series.name)
-    found = []
+    title, found = el("title", series.tip or series.name), []
     if len(points) > 1:
-        kind = f"line {series.kind}{' strong' if series.strong else ''}"
+        d = "M" + "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in points)
         if not series.strong:
             found.append(el("path", title, d=d, class_="reach"))
-        found.append(el("path", title if not series.strong else None, d=d, class_=kind))
+        weight = " strong" if series.strong else ""
+        found.append(el("path", None if series.strong else title, d=d, class_=f"line {kind}{weight}"))
     if series.strong and len(points) <= 120:
         many = len(points) > 30  # then points are only seen when pointed at
-        kind, shape = (f"{series.kind} hit", "circle") if many else (series.kind, series.shape)
-        found += [
-            mark(x(a), y(b), shape, kind, f"{series.name}, {unit} {a:g}: {form(b)}", 4.0 if many else 3.2)
-            for a, b in points
-        ]
+        mark, size = (Mark("circle", f"{kind} hit"), 4.0) if many else (series.mark, 3.2)
+        found += [dot(x(a), y(b), mark, f"{series.name}, round {a:g}: {form(b)}", size) for a, b in points]
     elif len(points) == 1:
         (a, b) = points[0]
-        found.append(mark(x(a), y(b), series.shape, series.kind, series.tip or f"{series.name}: {form(b)}", 3.5))
+        found.append(dot(x(a), y(b), series.mark, series.tip or f"{series.name}: {form(b)}", 3.5))
     return found
 
 
-def line_chart(
-    label: str,
-    series: Sequence[Series],
-    form: Format,
-    *,
-    levels: Sequence[Level] = (),
-    zero: bool = False,
-    height: float = 230,
-    unit: str = "round",
-) -> Markup:
-    """Lines over whole numbers; strong ones on top, with points."""
-    values = [y for s in series for _, y in s.known()] + [level.value for level in levels]
-    low, high = limits(values, zero=zero)
+def line_chart(series: Sequence[Series], form: Format, *, levels: Sequence[Level] = (), zero: bool = False) -> Drawing:
+    """Lines over rounds; strong ones on top, with points."""
+    low, high = limits([*(y for s in series for _, y in s.known()), *(level.value for level in levels)], zero=zero)
     places = [a for s in series for a, _ in s.known()] or [0.0, 1.0]
-    x = Scale(min(places), max(places), LEFT, WIDTH - RIGHT)
-    y = Scale(low, high, height - BOTTOM, TOP)
-    whole = [t for t in x.ticks(6) if t == int(t)] if x.high > x.low else [x.low]
+    x, y = Scale(min(places), max(places), LEFT, END), Scale(low, high, HEIGHT - BOTTOM, TOP)
+    whole = [t for t in x.ticks(6) if t == int(t)] if x.high > x.low else []
     parts = [
-        *y_axis(y, LEFT, WIDTH - RIGHT, form),
-        *x_axis(x, height - BOTTOM, lambda v: f"{v:g}", unit, ticks=whole or [x.low]),
+        *y_axis(y, LEFT, END, form),
+        *x_axis(x, HEIGHT - BOTTOM, lambda v: f"{v:g}", "round", ticks=whole or [x.low]),
     ]
     for s in (s for s in series if not s.strong):
-        parts += _strokes(s, x, y, form, unit)
+        parts += _strokes(s, x, y, form)
     for level in levels:
         at = y(level.value)
         place = TOP - 4 if level.above else at - 4 if at > TOP + 10 else at + 12
-        parts += [
-            line(LEFT, at, WIDTH - RIGHT, at, "level"),
-            text(WIDTH - RIGHT, place, level.words, at="end", kind="said"),
-        ]
+        parts += [line(LEFT, at, END, at, "level"), text(END, place, level.words, at="end", kind="said")]
     for s in (s for s in series if s.strong):
-        parts += _strokes(s, x, y, form, unit)
-    return drawing(height, label, *parts)
+        parts += _strokes(s, x, y, form)
+    return Drawing(HEIGHT, parts)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a scatter chart or a row."""
+    """A point of a scatter chart, or of a row (which has no ``y``)."""
 
     x: float
-    y: float
-    shape: str
-    kind: str
+    mark: Mark
     tip: str
-    hollow: bool = False
+    y: float = 0.0
     error: float = 0.0
 
 
 def scatter(
-    label: str,
     points: Sequence[Point],
-    x_form: Format,
-    y_form: Format,
     x_label: str,
     *,
+    x_form: Format = tick,
     log: bool = False,
     ticks: Sequence[float] | None = None,
-    height: float = 230,
-) -> Markup:
-    """Points; ``error`` draws a whisker up and down. Places on the x axis may be given (``ticks``)."""
+) -> Drawing:
+    """Shares over numbers; ``error`` draws a whisker up and down. Places on the x axis may be given (``ticks``)."""
     xs = [p.x for p in points]
-    low, high = log_limits(xs) if log else limits(xs, pad=0.08)
-    x = Scale(low, high, LEFT, WIDTH - RIGHT, log)
-    bounds = limits([p.y + e for p in points for e in (p.error, -p.error)], pad=0.04)
-    y = Scale(max(bounds[0], 0.0), min(bounds[1], 1.04), height - BOTTOM, TOP)
-    parts = [*y_axis(y, LEFT, WIDTH - RIGHT, y_form), *x_axis(x, height - BOTTOM, x_form, x_label, ticks=ticks)]
+    x = Scale(*(log_limits(xs) if log else limits(xs, pad=0.08)), LEFT, END, log)
+    low, high = limits([p.y + e for p in points for e in (p.error, -p.error)], pad=0.04)
+    y = Scale(max(low, 0.0), min(high, 1.04), HEIGHT - BOTTOM, TOP)
+    parts = [*y_axis(y, LEFT, END, percent_tick), *x_axis(x, HEIGHT - BOTTOM, x_form, x_label, ticks=ticks)]
     for p in points:
         if p.error:
-            parts.append(
-                line(x(p.x), y(max(p.y - p.error, y.low)), x(p.x), y(min(p.y + p.error, y.high)), f"whisker {p.kind}")
-            )
-    parts += [mark(x(p.x), y(p.y), p.shape, p.kind, p.tip, 4.2, p.hollow) for p in points]
-    return drawing(height, label, *parts)
+            low, high = max(p.y - p.error, y.low), min(p.y + p.error, y.high)
+            parts.append(line(x(p.x), y(low), x(p.x), y(high), f"whisker {p.mark.kind}"))
+    return Drawing(HEIGHT, [*parts, *(dot(x(p.x), y(p.y), p.mark, p.tip, 4.2) for p in points)])
 
 
 @dataclass(frozen=True)
@@ -155,7 +135,6 @@ def _shortened(words: str, room: int) -> str:
 
 
 def rows_chart(
-    label: str,
     rows: Sequence[Row],
     form: Format,
     x_label: str,
@@ -163,19 +142,18 @@ def rows_chart(
     log: bool = False,
     bounds: tuple[float, float] | None = None,
     tall: float = 420,
-) -> Markup:
-    """Rows of points; long names stand above their row, and more than 40 rows lose them (they are told when pointed at)."""
-    named, longest = len(rows) <= 40, max((len(r.name) for r in rows), default=0)
+) -> Drawing:
+    """Rows of points; long names stand above their row, and very many rows lose them (they are told when pointed at)."""
+    named, longest = len(rows) <= MANY_ROWS, max((len(r.name) for r in rows), default=0)
     above = named and longest > 22
     left = 14 + 6.0 * longest if named and not above else 14.0
     step = 32.0 if above else 18.0 if named else max(2.0, tall / len(rows))
-    height = TOP + step * len(rows) + BOTTOM
+    bottom = TOP + step * len(rows)
     values = [p.x for r in rows for p in r.points]
-    low, high = bounds or (log_limits(values) if log else limits(values))
-    x = Scale(low, high, left, WIDTH - RIGHT - 4, log)
-    bottom = height - BOTTOM
-    parts: list[Markup] = [line(x(t), TOP, x(t), bottom, "rule") for t in x.ticks(5)]
-    parts += x_axis(x, bottom, form, x_label)
+    x = Scale(*(bounds or (log_limits(values) if log else limits(values))), left, END - 4, log)
+    size = 4.2 if named else max(2.0, min(3.2, step * 0.55))
+    small = " tiny" if size < 3 else ""
+    parts = [*(line(x(t), TOP, x(t), bottom, "rule") for t in x.ticks(5)), *x_axis(x, bottom, form, x_label)]
     for i, row in enumerate(rows):
         y = TOP + step * (i + (0.75 if above else 0.5))
         if above:
@@ -183,19 +161,17 @@ def rows_chart(
         elif named:
             parts.append(text(left - 8, y + 3.5, row.name, at="end"))
         if row.joined and len(row.points) > 1:
-            ends = [p.x for p in row.points]
-            parts.append(line(x(ends[0]), y, x(ends[-1]), y, f"stem {row.points[-1].kind}"))
-        size = 4.2 if named else max(2.0, min(3.2, step * 0.55))
-        small = " tiny" if size < 3 else ""
-        parts += [
-            mark(x(p.x), y, p.shape, p.kind + small, p.tip, size, p.hollow) for p in row.points if math.isfinite(p.x)
-        ]
-    return drawing(height, label, *parts)
+            first, *_, last = row.points
+            parts.append(line(x(first.x), y, x(last.x), y, f"stem {last.mark.kind}"))
+        for p in row.points:
+            if math.isfinite(p.x):
+                parts.append(dot(x(p.x), y, Mark(p.mark.shape, p.mark.kind + small), p.tip, size))
+    return Drawing(bottom + BOTTOM, parts)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar from zero, with words at its end."""
+    """A bar from zero, with its name and more words above it."""
 
     name: str
     value: float
@@ -204,30 +180,25 @@ class Bar:
     tip: str
 
 
-def bar_chart(label: str, bars: Sequence[Bar], *, top: float | None = None) -> Markup:
+def _box(x: float, y: float, width: float, height: float, kind: str, tip: str | None = None, **more: float) -> Markup:
+    """A rectangle."""
+    return el("rect", el("title", tip) if tip else None, x=x, y=y, width=width, height=height, class_=kind, **more)
+
+
+def bar_chart(bars: Sequence[Bar], *, top: float | None = None) -> Drawing:
     """Horizontal bars; the words stand above each bar, so that none is too long."""
     step, left = 38.0, 14.0
-    high = top or max((b.value for b in bars), default=1.0) or 1.0
-    x = Scale(0.0, high, left, WIDTH - RIGHT)
-    parts: list[Markup] = []
+    x = Scale(0.0, top or max((b.value for b in bars), default=1.0) or 1.0, left, END)
+    parts = []
     for i, bar in enumerate(bars):
         y = 8 + step * i
-        parts += [text(left, y + 11, bar.name, kind="name"), text(WIDTH - RIGHT, y + 11, bar.words, at="end")]
-        parts.append(el("rect", x=left, y=y + 17, width=WIDTH - RIGHT - left, height=11.0, rx=3, class_="trough"))
-        width = max(x(bar.value) - left, 1.5)
-        parts.append(
-            el(
-                "rect",
-                el("title", bar.tip),
-                x=left,
-                y=y + 17,
-                width=width,
-                height=11.0,
-                rx=3,
-                class_=f"bar mark {bar.kind}",
-            )
-        )
-    return drawing(8 + step * len(bars), label, *parts)
+        parts += [
+            text(left, y + 11, bar.name, kind="name"),
+            text(END, y + 11, bar.words, at="end"),
+            _box(left, y + 17, END - left, 11, "trough", rx=3),
+            _box(left, y + 17, max(x(bar.value) - left, 1.5), 11, f"bar mark {bar.kind}", bar.tip, rx=3),
+        ]
+    return Drawing(8 + step * len(bars), parts)
 
 
 def _shade(value: float, top: float) -> int:
@@ -236,63 +207,49 @@ def _shade(value: float, top: float) -> int:
 
 
 def heat_map(
-    label: str,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    values: Sequence[Sequence[float]],
-    tips: Sequence[str],
-    unit: str,
-) -> Markup:
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], tips: Sequence[str], unit: str
+) -> Drawing:
     """Cells of ``LEVELS`` shades; row ``i`` tells ``tips[i]`` when pointed at, a cell its number if there are not too many."""
-    named = len(rows) <= 40
-    room = min(18, max((len(r) for r in rows), default=0)) if named else 0
-    left = 10 + 6.0 * room if named else 8.0
+    named = len(rows) <= MANY_ROWS
+    left = 10 + 6.0 * min(18, max((len(r) for r in rows), default=0)) if named else 8.0
     step = (18.0 if len(rows) <= 24 else 13.0) if named else max(4.0, 480 / len(rows))
-    cell = (WIDTH - RIGHT - left) / max(len(columns), 1)
-    longest = max((len(c) for c in columns), default=0)
-    turned = longest * 6.2 > cell - 2
-    shown = [i for i in range(len(columns)) if i % max(1, math.ceil(13 / cell)) == 0]
-    foot = min(78.0, 14 + 5.4 * min(longest, 12)) if turned else 22.0
-    bottom = TOP + step * len(rows)
+    cell = (END - left) / max(len(columns), 1)
     top = max((v for row in values for v in row), default=0.0) or 1.0
-    gap = 1.0 if min(cell, step) > 6 else 0.0
     by_cell = len(rows) * len(columns) <= MANY_CELLS
-    parts: list[Markup] = [el("rect", x=left, y=TOP, width=cell * len(columns), height=bottom - TOP, class_="trough")]
+    gap = 1.0 if by_cell and min(cell, step) > 6 else 0.0
+    names, cells = [], []
     shades: dict[int, list[str]] = {}
     for i, row in enumerate(values):
         y = TOP + step * i
         if named:
-            parts.append(text(left - 6, y + step / 2 + 3.5, _shortened(rows[i], 18), at="end"))
+            names.append(text(left - 6, y + step / 2 + 3.5, _shortened(rows[i], 18), at="end"))
         for j, value in enumerate(row):
-            shade = _shade(value, top)
-            if not shade:
-                continue
-            x = left + cell * j
-            if by_cell:
-                title = el("title", f"{rows[i]}, {columns[j]}: {value:g} {unit}")
-                parts.append(el("rect", title, x=x, y=y, width=cell - gap, height=step - gap, class_=f"mark s{shade}"))
-            else:
+            shade, x = _shade(value, top), left + cell * j
+            if shade and by_cell:
+                tip = f"{rows[i]}, {columns[j]}: {value:g} {unit}"
+                cells.append(_box(x, y, cell - gap, step - gap, f"mark s{shade}", tip))
+            elif shade:
                 shades.setdefault(shade, []).append(f"M{x:.1f} {y:.1f}h{cell:.1f}v{step:.1f}h-{cell:.1f}z")
         if not by_cell:
-            parts.append(
-                el(
-                    "rect",
-                    el("title", tips[i]),
-                    x=left,
-                    y=y,
-                    width=cell * len(columns),
-                    height=step,
-                    class_="reach-box",
-                )
-            )
+            cells.append(_box(left, y, cell * len(columns), step, "reach-box", tips[i]))
+    back = _box(left, TOP, cell * len(columns), step * len(rows), "trough")
     drawn = [el("path", d="".join(d), class_=f"mark s{shade}") for shade, d in sorted(shades.items())]
-    for j in shown:
-        x = left + cell * (j + 0.5)
-        words = _shortened(columns[j], 12)
-        parts.append(
-            text(x + 3, bottom + 12, words, at="end", turn=-45) if turned else text(x, bottom + 15, words, at="middle")
-        )
-    return drawing(bottom + foot, label, parts[0], *drawn, *parts[1:])
+    foot, labels = _column_names(columns, left, cell, TOP + step * len(rows))
+    return Drawing(TOP + step * len(rows) + foot, [back, *drawn, *cells, *names, *labels])
+
+
+def _column_names(columns: Sequence[str], left: float, cell: float, bottom: float) -> tuple[float, list[Markup]]:
+    """The names below a heat map, turned if they are wider than a cell; and the room that they take."""
+    longest = max((len(c) for c in columns), default=0)
+    turned = longest * 6.2 > cell - 2
+    found = []
+    for j in range(0, len(columns), max(1, math.ceil(13 / cell))):
+        x, words = left + cell * (j + 0.5), _shortened(columns[j], 12)
+        if turned:
+            found.append(text(x + 3, bottom + 12, words, at="end", turn=-45))
+        else:
+            found.append(text(x, bottom + 15, words, at="middle"))
+    return min(78.0, 14 + 5.4 * min(longest, 12)) if turned else 22.0, found
 
 
 __all__ = ["Bar", "Level", "Point", "Row", "Series", "bar_chart", "heat_map", "line_chart", "rows_chart", "scatter"]

@@ -1,15 +1,18 @@
-"""Parts of the page about the clients: who loses, and who holds which labels."""
+"""The clients: which do worst, and who holds which labels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite
+from statistics import fmean
+from typing import Any
 
-from fedqssl.report.charts import Point, Row, heat_map, rows_chart, scatter
-from fedqssl.report.data import Client, RunData, mean
-from fedqssl.report.html import Child, Markup, el, figure, grid, section, table
-from fedqssl.report.svg import legend
-from fedqssl.report.theme import Look, bits_words, percent, percent_tick, plain, tick
-from fedqssl.units import bytes_text
+from fedqssl.report.charts import MANY_ROWS, Point, Row, heat_map, rows_chart, scatter
+from fedqssl.report.data import Client, Labels, RunData
+from fedqssl.report.parts import Figure, Section
+from fedqssl.report.svg import Mark
+from fedqssl.report.theme import Theme, bits_words, percent, percent_tick, tick
 
 FEW = 24
 """Clients up to which whiskers are drawn."""
@@ -25,284 +28,181 @@ def _ranks(values: Sequence[float]) -> list[float]:
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
     """Spearman's rho; None if one of the two does not vary."""
     a, b = _ranks(x), _ranks(y)
-    ma, mb = mean(a), mean(b)
+    ma, mb = fmean(a), fmean(b)
     over = sum((p - ma) * (q - mb) for p, q in zip(a, b, strict=True))
     under = (sum((p - ma) ** 2 for p in a) * sum((q - mb) ** 2 for q in b)) ** 0.5
     return over / under if under else None
 
 
-def _tip(c: Client) -> str:
-    words = f"{c.name}, {bits_words(c.bits)}: {percent(c.accuracy)} ± {100 * c.error:.1f}, {c.train} images"
-    return words if c.classes is None else f"{words} of {c.classes:.1f} effective classes"
-
-
-def who_loses(run: RunData, look: Look) -> Markup:
+def clients(run: RunData, theme: Theme) -> Section:
     """Accuracy of every client against its bits and its data."""
-    clients = [c for c in run.clients if c.accuracy is not None]
-    title = "Who loses?"
-    if not clients:
-        why = (
-            "These data have no labels, so there is no accuracy to compare."
-            if run.result is not None
-            else "Local accuracy is measured when the run ends."
-        )
-        return section("clients", title, el("p", why, class_="empty"), grid(_client_card(run)))
-    cards = [
-        _by_bits(clients, look),
-        _by_images(clients, look),
-        _by_classes(clients, look),
-        _dumbbells(clients, look),
-        _client_card(run, "card rest" if run.labels is not None else "card full"),
-    ]
-    return section("clients", title, grid(*cards), lead=_verdict(clients))
+    known = [c for c in run.clients if isfinite(c.accuracy)]
+    if not known:
+        ended = "These data have no labels, so there is no accuracy to compare."
+        return Section(empty=ended if run.result is not None else "Local accuracy is measured when the run ends.")
+    figures = [_by_bits(known, theme), _by_images(known, theme), _by_classes(known, theme), _gains(known, theme)]
+    return Section(figures, _verdict(known))
+
+
+def _by_width(clients: Sequence[Client]) -> dict[int, list[float]]:
+    """Accuracies by bitwidth."""
+    return {b: [c.accuracy for c in clients if c.bits == b] for b in sorted({c.bits for c in clients})}
 
 
 def _verdict(clients: Sequence[Client]) -> str:
     """In words: the worst client, the bitwidths, what accuracy goes with, and who is no better than a guess."""
-    accuracies = [c.accuracy or 0.0 for c in clients]
-    centre = mean(accuracies)
-    worst = min(clients, key=lambda c: c.accuracy or 0.0)
+    accuracies = [c.accuracy for c in clients]
+    centre, worst = fmean(accuracies), min(clients, key=lambda c: c.accuracy)
     lines = [
         f"{worst.name} ({bits_words(worst.bits)}, {worst.train} images) does worst: {percent(worst.accuracy)}, "
-        f"{100 * (centre - (worst.accuracy or 0.0)):.1f} points below the mean of {percent(centre)}."
+        f"{100 * (centre - worst.accuracy):.1f} points below the mean of {percent(centre)}."
     ]
-    groups = {b: mean([c.accuracy or 0.0 for c in clients if c.bits == b]) for b in sorted({c.bits for c in clients})}
+    groups = _by_width(clients)
     if len(groups) > 1:
-        lines.append("Mean by bits: " + ", ".join(f"{bits_words(b)} {percent(v)}" for b, v in groups.items()) + ".")
+        means = ", ".join(f"{bits_words(b)} {percent(fmean(of))}" for b, of in groups.items())
+        lines.append(f"Mean by bits: {means}.")
     if len(clients) >= 5:
-        found = []
-        for words, values in (
-            ("bits", [float(c.bits) for c in clients]),
-            ("number of images", [float(c.train) for c in clients]),
-            ("number of classes held", [c.classes for c in clients if c.classes is not None]),
-        ):
-            rho = rank_correlation(values, accuracies) if len(values) == len(clients) else None
-            if rho is not None:
-                found.append(f"{words} {rho:+.2f}")
+        columns: dict[str, list[float]] = {
+            "bits": [c.bits for c in clients],
+            "number of images": [c.train for c in clients],
+            "number of classes held": [c.classes for c in clients],
+        }
+        rhos = {key: rank_correlation(of, accuracies) for key, of in columns.items() if all(map(isfinite, of))}
+        found = ", ".join(f"{key} {rho:+.2f}" for key, rho in rhos.items() if rho is not None)
         if found:
-            lines.append(f"Rank correlation of accuracy over {len(clients)} clients: {', '.join(found)}.")
-    behind = [c for c in clients if c.guess is not None and (c.accuracy or 0.0) <= c.guess + ROUNDING]
+            lines.append(f"Rank correlation of accuracy over {len(clients)} clients: {found}.")
+    behind = [c.name for c in clients if c.accuracy <= c.guess + ROUNDING]
     if behind:
-        who = ", ".join(c.name for c in behind[:4]) + (f" and {len(behind) - 4} more" if len(behind) > 4 else "")
-        lines.append(f"No better than always naming their commonest class: {who}.")
-    elif clients[0].guess is not None:
-        lines.append("Every client does better than always naming its commonest class.")
+        who = ", ".join(behind[:4]) + (f" and {len(behind) - 4} more" if len(behind) > 4 else "")
+        lines.append(f"No better than always guessing their most common class: {who}.")
+    elif isfinite(clients[0].guess):
+        lines.append("Every client does better than always guessing its most common class.")
     return " ".join(lines)
 
 
-def _points(clients: Sequence[Client], look: Look, xs: Sequence[float]) -> list[Point]:
-    errors = [c.error if len(clients) <= FEW else 0.0 for c in clients]
-    return [
-        Point(x, c.accuracy or 0.0, look.shape(c.bits), look.kind(c.bits), _tip(c), error=e)
-        for c, x, e in zip(clients, xs, errors, strict=True)
+def _tip(c: Client) -> str:
+    words = f"{c.name}, {bits_words(c.bits)}: {percent(c.accuracy)} ± {100 * c.error:.1f}, {c.train} images"
+    return f"{words} of {c.classes:.1f} effective classes" if isfinite(c.classes) else words
+
+
+def _scatter(
+    clients: Sequence[Client], xs: Sequence[float], theme: Theme, by: str, axis: str, note: str, **options: Any
+) -> Figure:
+    """Accuracy of every client against ``xs``; ``options`` are those of :func:`scatter`."""
+    points = [
+        Point(x, theme.mark(c.bits), _tip(c), c.accuracy, c.error if len(clients) <= FEW else 0.0)
+        for c, x in zip(clients, xs, strict=True)
     ]
+    title, label = f"Accuracy against {by}", f"Local accuracy of every client by {axis}"
+    return Figure(f"accuracy-{by}", title, label, scatter(points, axis, **options), note, theme.legend())
 
 
-def _by_bits(clients: Sequence[Client], look: Look) -> Markup:
+def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
     """A strip per bitwidth; points of a strip are set side by side, so that equal ones are seen."""
-    xs = []
-    for i, bits in enumerate(look.bits):
-        of = [c for c in clients if c.bits == bits]
-        step = min(0.11, 0.64 / max(len(of) - 1, 1))
-        xs += [(c.name, i + step * (j - (len(of) - 1) / 2)) for j, c in enumerate(sorted(of, key=lambda c: c.name))]
-    places = dict(xs)
-    ticks = [float(i) for i in range(len(look.bits))]
-    label = "Local accuracy of every client by its bits"
-    chart = scatter(
-        label,
-        _points(clients, look, [places[c.name] for c in clients]),
-        lambda v: bits_words(look.bits[round(v)]),
-        percent_tick,
-        "client's bits",
-        ticks=ticks,
-    )
-    rows: list[list[Child]] = []
-    for bits in look.bits:
-        of_bits = [c.accuracy or 0.0 for c in clients if c.bits == bits]
-        if of_bits:
-            rows.append(
-                [bits_words(bits), len(of_bits), percent(min(of_bits)), percent(mean(of_bits)), percent(max(of_bits))]
-            )
-    data = table(["bits", "clients", "lowest", "mean", "highest"], rows, label)
-    note = "Each client's s-bit model on its own held-out images" + (
-        "; whiskers are one standard error." if len(clients) <= FEW else "."
-    )
-    return figure("accuracy-bits", "Accuracy against bits", chart, note=note, legend=look.legend(), data=data)
+    places: dict[str, float] = {}
+    for i, bits in enumerate(theme.bits):
+        names = sorted(c.name for c in clients if c.bits == bits)
+        step = min(0.11, 0.64 / max(len(names) - 1, 1))
+        places |= {name: i + step * (j - (len(names) - 1) / 2) for j, name in enumerate(names)}
+    note = "Each client's s-bit model on its own held-out images"
+    note += "; whiskers are one standard error." if len(clients) <= FEW else "."
+    axis = {"x_form": lambda v: bits_words(theme.bits[round(v)]), "ticks": range(len(theme.bits))}
+    figure = _scatter(clients, [places[c.name] for c in clients], theme, "bits", "client's bits", note, **axis)
+    rows = [
+        [bits_words(b), len(of), percent(min(of)), percent(fmean(of)), percent(max(of))]
+        for b, of in _by_width(clients).items()
+    ]
+    return replace(figure, head=["bits", "clients", "lowest", "mean", "highest"], rows=rows)
 
 
-def _by_images(clients: Sequence[Client], look: Look) -> Markup:
-    counts = [float(c.train) for c in clients]
+def _image_axis(counts: Sequence[float]) -> tuple[bool, str]:
+    """Whether numbers of images want a logarithmic axis, and what it is called."""
     log = min(counts) > 0 and max(counts) > 12 * min(counts)
-    label = "Local accuracy of every client by its number of training images"
-    chart = scatter(
-        label,
-        _points(clients, look, counts),
-        tick,
-        percent_tick,
-        "training images" + (" (logarithmic)" if log else ""),
-        log=log,
-    )
-    return figure(
-        "accuracy-images",
-        "Accuracy against images",
-        chart,
-        note="Does a client with little data do worse?",
-        legend=look.legend(),
-    )
+    return log, "training images" + (" (logarithmic)" if log else "")
 
 
-def _by_classes(clients: Sequence[Client], look: Look) -> Markup | None:
-    known = [c for c in clients if c.classes is not None]
+def _by_images(clients: Sequence[Client], theme: Theme) -> Figure:
+    counts = [float(c.train) for c in clients]
+    log, axis = _image_axis(counts)
+    return _scatter(clients, counts, theme, "images", axis, "Does a client with little data do worse?", log=log)
+
+
+def _by_classes(clients: Sequence[Client], theme: Theme) -> Figure | None:
+    known = [c for c in clients if isfinite(c.classes)]
     if not known:
         return None
-    label = "Local accuracy of every client by the effective number of classes it holds"
-    chart = scatter(
-        label,
-        _points(known, look, [c.classes or 0.0 for c in known]),
-        tick,
-        percent_tick,
-        "effective classes (exp of label entropy)",
-    )
+    axis = "effective classes (exp of label entropy)"
     note = "A client with few classes has an easy test: compare with the guess below."
-    return figure("accuracy-classes", "Accuracy against variety", chart, note=note, legend=look.legend())
+    return _scatter(known, [c.classes for c in known], theme, "classes", axis, note)
 
 
-def _dumbbells(clients: Sequence[Client], look: Look) -> Markup | None:
-    known = sorted((c for c in clients if c.guess is not None), key=lambda c: (c.accuracy or 0.0) - (c.guess or 0.0))
+def _gains(clients: Sequence[Client], theme: Theme) -> Figure | None:
+    """Accuracy of every client beside that of a guess."""
+    known = sorted((c for c in clients if isfinite(c.guess)), key=lambda c: c.accuracy - c.guess)
     if not known:
         return None
-    rows = []
+    rows, cross = [], Mark("cross", "quiet")
     for c in known:
-        guess = Point(
-            c.guess or 0.0, 0, "cross", "quiet", f"{c.name}: naming its commonest class gives {percent(c.guess)}"
-        )
-        rows.append(
-            Row(
-                c.name,
-                [guess, Point(c.accuracy or 0.0, 0, look.shape(c.bits), look.kind(c.bits), _tip(c))],
-                joined=True,
-            )
-        )
-    label = "Every client's accuracy beside that of always naming its commonest class, smallest gain first"
-    chart = rows_chart(label, rows, percent_tick, "local accuracy", bounds=(0.0, 1.0))
-    entries = [
-        ("commonest class", "cross", "quiet"),
-        *((bits_words(b), look.shape(b), look.kind(b)) for b in look.bits),
-    ]
-    note = "What learning is worth to each client; smallest gain on top."
-    data = table(
-        ["client", "commonest class", "accuracy", "gain"],
-        [
-            [c.name, percent(c.guess), percent(c.accuracy), f"{100 * ((c.accuracy or 0.0) - (c.guess or 0.0)):+.1f}"]
-            for c in known
-        ],
-        label,
-    )
-    return figure("gain", "Gain over a guess", chart, note=note, legend=legend(entries), data=data)
-
-
-def _client_card(run: RunData, kind: str = "card full") -> Markup:
-    """All clients as a table that can be sorted."""
-    rows: list[list[Child]] = [
-        [
-            c.name,
-            bits_words(c.bits),
-            c.train,
-            c.test,
-            plain(c.classes, 1),
-            percent(c.guess),
-            percent(c.accuracy),
-            plain(c.loss),
-            plain(c.weight, 4),
-            "–" if c.bytes_up is None else bytes_text(c.bytes_up),
-            "–" if c.bytes_down is None else bytes_text(c.bytes_down),
-        ]
-        for c in run.clients
-    ]
-    head = [
-        "client",
-        "bits",
-        "images",
-        "test images",
-        "effective classes",
-        "commonest class",
-        "accuracy",
-        "last loss",
-        "last weight",
-        "sent",
-        "received",
-    ]
-    note = "Choose a column's head to sort by it."
-    return el(
-        "div",
-        el("h3", "All clients"),
-        el("p", note, class_="note"),
-        table(head, rows, "All clients"),
-        class_=kind,
+        guess = Point(c.guess, cross, f"{c.name}: guessing its most common class gives {percent(c.guess)}")
+        rows.append(Row(c.name, [guess, Point(c.accuracy, theme.mark(c.bits), _tip(c))], joined=True))
+    return Figure(
+        "gain",
+        "Gain over a guess",
+        "Every client's accuracy beside that of always guessing its most common class, smallest gain first",
+        rows_chart(rows, percent_tick, "local accuracy", bounds=(0.0, 1.0)),
+        note="What learning is worth to each client; smallest gain on top.",
+        legend=[("most common class", cross), *theme.legend()],
+        head=["client", "most common class", "accuracy", "gain"],
+        rows=[[c.name, percent(c.guess), percent(c.accuracy), f"{100 * (c.accuracy - c.guess):+.1f}"] for c in known],
     )
 
 
-def partition(run: RunData, look: Look) -> Markup:
+def partition(run: RunData, theme: Theme) -> Section:
     """Label heat map, and how many images each client has."""
-    labels, title = run.labels, "Who holds which labels"
+    labels = run.labels
     if labels is None:
-        words = "The labels are not known: these data have none, or they are not at hand any more."
-        return section("partition", title, el("p", words, class_="empty"))
+        return Section(empty="The labels are not known: these data have none, or are no longer available.")
     order = sorted(run.clients, key=lambda c: (c.bits, c.name))
-    many = len(order) > 40
-    counts = [labels.train[c.name] for c in order]
-    names = [f"{c.name} · {c.bits}" if not many else f"{c.name}, {bits_words(c.bits)}" for c in order]
-    tips = []
-    for c, row in zip(order, counts, strict=True):
-        top = sorted(range(len(row)), key=lambda j: -row[j])[:3]
-        tips.append(
-            f"{c.name}, {bits_words(c.bits)}, {c.train} images: mostly "
-            + ", ".join(f"{labels.class_names[j]} ({row[j]})" for j in top if row[j])
-        )
-    label = f"Training images of {len(labels.class_names)} classes at {len(order)} clients; darker is more"
-    chart = heat_map(label, names, labels.class_names, counts, tips, "images")
+    held = [sum(v > 0 for v in labels.train[c.name]) for c in order]
     fewest, most = min(run.train.values()), max(run.train.values())
-    held = [sum(v > 0 for v in row) for row in counts]
     lead = (
         f"{len(order)} clients hold {fewest:,} to {most:,} training images of {min(held)} to {max(held)} of "
         f"{len(labels.class_names)} classes; the server's unlabeled buffer has {run.buffer:,}."
     )
-    data = table(["client", *labels.class_names], [[c.name, *row] for c, row in zip(order, counts, strict=True)], label)
-    note = "Rows are clients by bits, columns are classes; darker is more (square-root scale)."
-    card = figure("labels", "Training images by client and class", chart, note=note, data=data)
-    return section("partition", title, grid(card, _sizes(order, look)), lead=lead)
+    return Section([_label_map(order, labels), _sizes(order, theme)], lead)
 
 
-def _sizes(clients: Sequence[Client], look: Look) -> Markup:
-    """Training images of every client, fewest first."""
-    order = sorted(clients, key=lambda c: c.train)
-    rows = [
-        Row(
-            c.name,
-            [
-                Point(
-                    float(c.train),
-                    0,
-                    look.shape(c.bits),
-                    look.kind(c.bits),
-                    f"{c.name}, {bits_words(c.bits)}: {c.train:,} training and {c.test:,} test images",
-                )
-            ],
-        )
-        for c in order
-    ]
-    label = "Training images of every client, fewest first"
-    counts = [float(c.train) for c in order]
-    log = min(counts) > 0 and max(counts) > 12 * min(counts)
-    chart = rows_chart(
-        label,
-        rows,
-        tick,
-        "training images" + (" (logarithmic)" if log else ""),
-        log=log,
-        bounds=None if log else (0.0, 1.05 * max(counts)),
+def _label_map(clients: Sequence[Client], labels: Labels) -> Figure:
+    """Training images by client and class."""
+    many, counts = len(clients) > MANY_ROWS, [labels.train[c.name] for c in clients]
+    names = [f"{c.name}, {bits_words(c.bits)}" if many else f"{c.name} · {c.bits}" for c in clients]
+    tips = []
+    for c, row in zip(clients, counts, strict=True):
+        top = sorted(range(len(row)), key=lambda j: -row[j])[:3]
+        mostly = ", ".join(f"{labels.class_names[j]} ({row[j]})" for j in top if row[j])
+        tips.append(f"{c.name}, {bits_words(c.bits)}, {c.train} images: mostly {mostly}")
+    return Figure(
+        "labels",
+        "Training images by client and class",
+        f"Training images of {len(labels.class_names)} classes at {len(clients)} clients; darker is more",
+        heat_map(names, labels.class_names, counts, tips, "images"),
+        note="Rows are clients by bits, columns are classes; darker is more (square-root scale).",
+        head=["client", *labels.class_names],
+        rows=[[c.name, *row] for c, row in zip(clients, counts, strict=True)],
     )
-    return figure("sizes", "Images of every client", chart, note="Fewest on top.", legend=look.legend())
 
 
-__all__ = ["partition", "rank_correlation", "who_loses"]
+def _sizes(clients: Sequence[Client], theme: Theme) -> Figure:
+    """Training images of every client, fewest first."""
+    rows = []
+    for c in sorted(clients, key=lambda c: c.train):
+        tip = f"{c.name}, {bits_words(c.bits)}: {c.train:,} training and {c.test:,} test images"
+        rows.append(Row(c.name, [Point(float(c.train), theme.mark(c.bits), tip)]))
+    counts = [float(c.train) for c in clients]
+    log, axis = _image_axis(counts)
+    chart = rows_chart(rows, tick, axis, log=log, bounds=None if log else (0.0, 1.05 * max(counts)))
+    label = "Training images of every client, fewest first"
+    return Figure("sizes", "Images of every client", label, chart, "Fewest on top.", theme.legend())
+
+
+__all__ = ["clients", "partition", "rank_correlation"]

@@ -1,16 +1,16 @@
-"""Parts of the page about what bits cost: the ledger against fp32, and the error of every layer."""
+"""What bits cost: the ledger against fp32, and the error of every layer."""
 
 from __future__ import annotations
 
-import statistics
+from statistics import median
 
 from fedqssl.report.charts import Bar, Point, Row, bar_chart, rows_chart
-from fedqssl.report.costs import FULL, Costs
+from fedqssl.report.costs import Costs
 from fedqssl.report.data import RunData
-from fedqssl.report.html import Markup, el, figure, grid, section, table
 from fedqssl.report.layers import LayerErrors
-from fedqssl.report.svg import legend
-from fedqssl.report.theme import Look, bits_words, percent, percent_tick
+from fedqssl.report.parts import Figure, Section
+from fedqssl.report.svg import Mark
+from fedqssl.report.theme import FULL, Theme, bits_words, percent, percent_tick
 from fedqssl.units import bytes_text, operations_text, ratio_text
 
 _MEASURES = (
@@ -19,153 +19,108 @@ _MEASURES = (
         "memory",
         "Memory of a training step",
         bytes_text,
-        "Weights, saved activations, gradients, optimiser; by formula.",
+        "Weights, saved activations, gradients, optimizer; by formula.",
     ),
     ("model", "Model on the wire", bytes_text, "Length of the container with a client's packed model."),
 )
 
 
-def ledger(run: RunData, found: Costs | str, look: Look) -> Markup:
+def ledger(found: Costs | str, theme: Theme) -> Section:
     """What clients spend in their own bits, and what they would spend at full precision."""
-    title = "Cost against full precision"
     if isinstance(found, str):
-        return section("ledger", title, el("p", found, class_="empty"))
-    cards = []
-    for key, name, form, note in _MEASURES:
-        full = getattr(found.full, key)
-        amounts = {**{b: getattr(a, key) for b, a in sorted(found.widths.items())}, FULL: full}
-        bars = [
-            Bar(
-                bits_words(b),
-                value / full if full else 0.0,
-                form(value) if b == FULL else f"{form(value)} · {ratio_text(full, value)} less",
-                look.kind(b),
-                f"{bits_words(b)}: {form(value)}, {percent(value / full if full else None)} of fp32",
-            )
-            for b, value in amounts.items()
-        ]
-        rows = [[bits_words(b), form(v), percent(v / full if full else None)] for b, v in amounts.items()]
-        label = f"{name} by bitwidth, against fp32"
-        cards.append(
-            figure(
-                f"cost-{key}",
-                name,
-                bar_chart(label, bars, top=1.0),
-                note=note,
-                data=table(["bits", "amount", "of fp32"], rows, label),
-            )
-        )
-    return section("ledger", title, grid(*cards), _totals(run, found), lead=_lead(found))
+        return Section(empty=found)
+    figures = []
+    for key, title, form, note in _MEASURES:
+        full, bars, rows = getattr(found.amounts[FULL], key), [], []
+        for bits, amounts in found.amounts.items():
+            name, value = bits_words(bits), getattr(amounts, key)
+            share = value / full if full else 0.0
+            words = form(value) if bits == FULL else f"{form(value)} · {ratio_text(full, value)} less"
+            tip = f"{name}: {form(value)}, {percent(share)} of fp32"
+            bars.append(Bar(name, share, words, theme.mark(bits).kind, tip))
+            rows.append([name, form(value), percent(share)])
+        label, head = f"{title} by bitwidth, against fp32", ["bits", "amount", "of fp32"]
+        figures.append(Figure(f"cost-{key}", title, label, bar_chart(bars, top=1.0), note, head=head, rows=rows))
+    return Section(figures, _ledger_lead(found))
 
 
-def _lead(found: Costs) -> str:
+def _ledger_lead(found: Costs) -> str:
     operations, traffic = (ratio_text(full, ours) for ours, full in (found.operations, found.traffic))
     words = [f"Per step of {found.batch} images."]
     if operations:
-        words.append(f"Over all rounds the clients do {operations} fewer bit operations than in full precision")
-        words[-1] += f" and the network carries {traffic} fewer bytes." if traffic else "."
+        carried = f" and the network carries {traffic} fewer bytes" if traffic else ""
+        words.append(
+            f"Over all rounds the clients do {operations} fewer bit operations than at full precision{carried}."
+        )
     return " ".join([*words, found.note])
 
 
-def _totals(run: RunData, found: Costs) -> Markup:
-    rounds = run.config.rounds
-    when = f"measured in {run.done} of {rounds} rounds" if run.result is None else "measured"
-    rows = [
-        [
-            "clients' bit operations",
-            *map(operations_text, found.operations),
-            ratio_text(found.operations[1], found.operations[0]),
-        ],
-        ["bytes both ways", *map(bytes_text, found.traffic), ratio_text(found.traffic[1], found.traffic[0])],
+def totals(run: RunData, found: Costs) -> list[list[str]]:
+    """All rounds: what it is, this run, fp32, and their ratio."""
+    when = f"measured in {run.done} of {run.config.rounds} rounds" if run.result is None else "measured"
+    return [
+        ["clients' bit operations", *map(operations_text, found.operations), ratio_text(*reversed(found.operations))],
+        ["bytes both ways", *map(bytes_text, found.traffic), ratio_text(*reversed(found.traffic))],
         [f"bytes both ways, {when}", bytes_text(run.bytes_moved), "–", "–"],
         ["server's bit operations", operations_text(found.server_operations), "–", "–"],
     ]
-    head = [f"all {rounds} rounds" if rounds > 1 else "1 round", "this run", "fp32", "fp32 / this run"]
-    return el("div", el("h3", "In total"), table(head, rows, "Totals of all rounds"), class_="card full")
 
 
-def layers(found: LayerErrors | str, look: Look) -> Markup:
+def layers(found: LayerErrors | str, theme: Theme) -> Section:
     """Relative error of every layer's weights by bitwidth."""
-    title = "Quantization error by layer"
     if isinstance(found, str):
-        return section("layers", title, el("p", found, class_="empty"))
-    names = [error.layer for error in next(iter(found.layers.values()))]
-    rows = []
-    for name in names:
-        points = []
-        for bits, errors in found.layers.items():
-            e = next(e for e in errors if e.layer == name)
-            words = f"{name}, {bits_words(bits)}"
-            points.append(
-                Point(
-                    e.rounding,
-                    0,
-                    look.shape(bits),
-                    look.kind(bits),
-                    f"{words}: rounding alone {percent(e.rounding, 2)}",
-                    hollow=True,
-                )
-            )
-            points.append(
-                Point(
-                    e.handed_out,
-                    0,
-                    look.shape(bits),
-                    look.kind(bits),
-                    f"{words}: handed out {percent(e.handed_out, 2)}",
-                )
-            )
-        rows.append(Row(_short(name), [p for p in points if 0 < p.x < float("inf")]))
-    label = f"Relative error of the weights of {len(names)} layers by bitwidth"
-    chart = rows_chart(label, rows, percent_tick, "|q − w| / |w|, logarithmic", log=True)
-    entries = [(bits_words(b), look.shape(b), look.kind(b)) for b in found.layers]
-    entries.append(("rounding alone", "circle", "quiet hollow"))
-    head = ["layer", "weights", *(f"{bits_words(b)}{what}" for b in found.layers for what in ("", ", rounding alone"))]
-    data = []
-    for i, name in enumerate(names):
-        of = [errors[i] for errors in found.layers.values()]
-        data.append([name, f"{of[0].weights:,}", *(percent(v, 2) for e in of for v in (e.handed_out, e.rounding))])
-    note = f"Packed weights q against the aggregated float weights w after round {found.round_number}."
-    card = figure(
-        "layer-errors", "Every layer", chart, note=note, legend=legend(entries), data=table(head, data, label)
-    )
-    return section("layers", title, grid(card, _median_card(found, look), loose=True), lead=_layer_lead(found))
-
-
-def _layer_lead(found: LayerErrors) -> str:
+        return Section(empty=found)
     low = min(found.layers)
     worst = max(found.layers[low], key=lambda e: e.handed_out)
-    lead = f"At {bits_words(low)} the layer furthest off is {worst.layer}: {percent(worst.handed_out)}"
-    lead += f" ({percent(worst.rounding)} by rounding alone). Filled marks are what clients get; hollow marks are the aggregated "
-    return (
-        lead
-        + "weights rounded to nearest. What lies between is the server's low-bit fine-tuning, which moves weights on purpose."
+    lead = (
+        f"At {bits_words(low)} the layer that is furthest off is {worst.layer}: {percent(worst.handed_out)} "
+        f"({percent(worst.rounding)} by rounding alone). Filled marks are what clients get; hollow marks are the aggregated "
+        "weights rounded to nearest. The difference is the server's low-bit fine-tuning, which moves weights on purpose."
+    )
+    return Section([_layer_figure(found, theme), _median_figure(found, theme)], lead, loose=True)
+
+
+def _layer_figure(found: LayerErrors, theme: Theme) -> Figure:
+    rows, data = [], []
+    for errors in zip(*found.layers.values(), strict=True):
+        points, of = [], errors[0]
+        for bits, e in zip(found.layers, errors, strict=True):
+            words, mark = f"{e.layer}, {bits_words(bits)}", theme.mark(bits)
+            hollow = Mark(mark.shape, f"{mark.kind} hollow")
+            points.append(Point(e.rounding, hollow, f"{words}: rounding alone {percent(e.rounding, 2)}"))
+            points.append(Point(e.handed_out, mark, f"{words}: handed out {percent(e.handed_out, 2)}"))
+        rows.append(Row(of.layer.removeprefix("encoder."), [p for p in points if 0 < p.x < float("inf")]))
+        shown = [percent(v, 2) for e in errors for v in (e.handed_out, e.rounding)]
+        data.append([of.layer, f"{of.weights:,}", *shown])
+    entries = [(bits_words(b), theme.mark(b)) for b in found.layers]
+    return Figure(
+        "layer-errors",
+        "Every layer",
+        f"Relative error of the weights of {len(rows)} layers by bitwidth",
+        rows_chart(rows, percent_tick, "|q − w| / |w|, logarithmic", log=True),
+        note=f"Packed weights q against the aggregated float weights w after round {found.round_number}.",
+        legend=[*entries, ("rounding alone", Mark("circle", "quiet hollow"))],
+        head=["layer", "weights", *(name + what for name, _ in entries for what in ("", ", rounding alone"))],
+        rows=data,
     )
 
 
-def _median_card(found: LayerErrors, look: Look) -> Markup:
+def _median_figure(found: LayerErrors, theme: Theme) -> Figure:
     bars = []
     for bits, errors in found.layers.items():
-        value = statistics.median(e.handed_out for e in errors)
-        alone = statistics.median(e.rounding for e in errors)
+        value, alone, name = median(e.handed_out for e in errors), median(e.rounding for e in errors), bits_words(bits)
         words = f"{percent(value, 2)} · rounding alone {percent(alone, 2)}"
-        bars.append(
-            Bar(
-                bits_words(bits),
-                value,
-                words,
-                look.kind(bits),
-                f"{bits_words(bits)}, {found.clients[bits]}: median layer {words}",
-            )
-        )
-    label = "Error of the median layer by bitwidth"
+        tip = f"{name}, {found.clients[bits]}: median layer {words}"
+        bars.append(Bar(name, value, words, theme.mark(bits).kind, tip))
     who = ", ".join(f"{name} for {bits_words(b)}" for b, name in found.clients.items())
-    data = table(["bits", "median layer"], [[b.name, b.words] for b in bars], label)
-    return figure("median-errors", "The median layer", bar_chart(label, bars), note=f"Models of {who}.", data=data)
+    label, head, rows = (
+        "Error of the median layer by bitwidth",
+        ["bits", "median layer"],
+        [[b.name, b.words] for b in bars],
+    )
+    return Figure(
+        "median-errors", "The median layer", label, bar_chart(bars), f"Models of {who}.", head=head, rows=rows
+    )
 
 
-def _short(name: str) -> str:
-    return name.removeprefix("encoder.")
-
-
-__all__ = ["layers", "ledger"]
+__all__ = ["layers", "ledger", "totals"]

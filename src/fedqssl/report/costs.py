@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedqssl.report.data import RunData
-
-FULL = 32
+from fedqssl.report.theme import FULL
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,7 @@ class Costs:
 
     Args:
         batch: images in a step.
-        widths: amounts by bitwidth, without 32.
-        full: amounts at 32 bits.
+        amounts: by bitwidth, 32 last.
         operations: the clients' bit operations in all rounds, here and at full precision.
         traffic: bytes both ways in all rounds, here and at full precision.
         server_operations: the server's bit operations in all rounds.
@@ -34,8 +32,7 @@ class Costs:
     """
 
     batch: int
-    widths: Mapping[int, Amounts]
-    full: Amounts
+    amounts: Mapping[int, Amounts]
     operations: tuple[int, int]
     traffic: tuple[int, int]
     server_operations: int
@@ -65,8 +62,7 @@ def _costs(run: RunData) -> Costs:
     ours, full = found.total(), found.total(full=True)
     return Costs(
         batch=batch,
-        widths={bits: amounts(bits) for bits in found.bitwidths if bits != FULL},
-        full=amounts(FULL),
+        amounts={bits: amounts(bits) for bits in sorted({*found.bitwidths, FULL})},
         operations=(ours.operations.total, full.operations.total),
         traffic=(ours.bytes_down + ours.bytes_up, full.bytes_down + full.bytes_up),
         server_operations=ours.server_operations,

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedqssl.config import RunConfig, load_config
+from fedqssl.federated.algorithms import Algorithm, AlgorithmError, get_algorithm
 from fedqssl.federated.protocol import protocol
-from fedqssl.runs import RunResult
+from fedqssl.imported import one_line
+from fedqssl.runs import RunError, RunResult
+from fedqssl.runs.cells import read_result
+from fedqssl.runs.find import find_runs
 
 
-class ReportError(ValueError):
-    """There is nothing to report on, or nowhere to write; the message says what to do."""
+class ReportError(RunError):
+    """A file of a run cannot be read, or the page cannot be written; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -34,35 +37,33 @@ class Labels:
         total = sum(counts)
         return math.exp(-sum(c / total * math.log(c / total) for c in counts)) if total else 0.0
 
-    def guess(self, name: str) -> float | None:
-        """Accuracy on a client's test images of always naming its commonest training class."""
+    def guess(self, name: str) -> float:
+        """Accuracy on a client's test images of always guessing its most common training class."""
         train, test = self.train[name], self.test[name]
         total = sum(test)
-        return test[max(range(len(train)), key=train.__getitem__)] / total if total and train else None
+        return test[max(range(len(train)), key=train.__getitem__)] / total if total and train else math.nan
 
 
 @dataclass(frozen=True)
 class Client:
-    """What is known of one client; what is not yet known is None."""
+    """What is known of one client; a figure that is not known (yet) is NaN, which the page shows as a dash."""
 
     name: str
     bits: int
     train: int
     test: int
-    accuracy: float | None
-    guess: float | None
-    classes: float | None
-    weight: float | None
-    loss: float | None
-    bytes_up: int | None
-    bytes_down: int | None
+    accuracy: float
+    guess: float
+    classes: float
+    weight: float
+    loss: float
+    bytes_up: float
+    bytes_down: float
 
     @property
     def error(self) -> float:
         """Standard error of the accuracy: few test images tell little."""
-        if self.accuracy is None or not self.test:
-            return 0.0
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.test)
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.test) if self.test else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,20 +104,32 @@ class RunData:
     @property
     def protocol(self) -> str:
         """Digest of everything that affects accuracy, as the run noted it or as it follows from the settings."""
-        return self.result.protocol if self.result is not None else protocol(self.config)
+        if self.result is not None:
+            return self.result.protocol
+        return "unknown" if self.algorithm is None else protocol(self.config)
 
     @property
     def done(self) -> int:
         """Rounds done."""
         return int(self.rounds[-1]["round"]) if self.rounds else 0
 
+    @cached_property
+    def algorithm(self) -> Algorithm | None:
+        """The algorithm; None if it cannot be had any more, such as one of a module that is gone."""
+        try:
+            return get_algorithm(self.config.algorithm)
+        except AlgorithmError:
+            return None
+
+    @property
+    def title(self) -> str:
+        """What the algorithm is called, or the name that the settings give it."""
+        return self.config.algorithm if self.algorithm is None else self.algorithm.title
+
     @property
     def objective(self) -> str:
         """What clients train: the algorithm's own objective, or the configured one."""
-        from fedqssl.federated.algorithms import ALGORITHMS
-
-        known = ALGORITHMS.get(self.config.algorithm)
-        return (known.objective if known is not None else None) or self.config.objective
+        return (self.algorithm.objective if self.algorithm is not None else None) or self.config.objective
 
     @property
     def bytes_moved(self) -> int:
@@ -137,22 +150,29 @@ class RunData:
 
     def _client(self, name: str) -> Client:
         found = self.result.clients.get(name) if self.result is not None else None
-        losses = [line["client_loss"][name] for line in self.rounds if name in line.get("client_loss", {})]
-        weights = [line["weights"][name] for line in self.rounds if name in line.get("weights", {})]
-        labels = self.labels
+        accuracy = None if found is None else found.local_accuracy
         return Client(
             name=name,
             bits=self.bits[name],
             train=self.train[name],
             test=self.test[name],
-            accuracy=None if found is None else found.local_accuracy,
-            guess=labels.guess(name) if labels else None,
-            classes=labels.effective_classes(name) if labels else None,
-            weight=weights[-1] if weights else None,
-            loss=losses[-1][-1] if losses and losses[-1] else None,
-            bytes_up=None if found is None else found.bytes_up,
-            bytes_down=None if found is None else found.bytes_down,
+            accuracy=math.nan if accuracy is None else accuracy,
+            guess=self.labels.guess(name) if self.labels else math.nan,
+            classes=self.labels.effective_classes(name) if self.labels else math.nan,
+            weight=self.last("weights", name),
+            loss=self.last("client_loss", name),
+            bytes_up=math.nan if found is None else found.bytes_up,
+            bytes_down=math.nan if found is None else found.bytes_down,
         )
+
+    @property
+    def worst(self) -> float:
+        """The lowest accuracy of a client; NaN if none is known."""
+        return min((c.accuracy for c in self.clients if math.isfinite(c.accuracy)), default=math.nan)
+
+    def last(self, *keys: str) -> float:
+        """The newest value of :meth:`over_rounds`; NaN if there is none."""
+        return next((value for _, value in reversed(self.over_rounds(*keys))), math.nan)
 
     def over_rounds(self, *keys: str) -> list[tuple[float, float]]:
         """``(round, value)`` of a figure, such as ``"collapse", "alignment"``, where it was measured."""
@@ -168,30 +188,15 @@ class RunData:
         return found
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run's."""
-    return (path / "config.toml").is_file() and (path / "partition.json").is_file()
+def runs_to_report(path: Path) -> list[Path]:
+    """The run in this folder, or all runs below it, by name.
 
-
-def find_runs(path: Path) -> list[Path]:
-    """The run in this folder, or all runs below it, by name."""
-    if not path.is_dir():
-        hint = "is a file; give the run's folder" if path.exists() else "does not exist"
-        raise ReportError(
-            f"{path} {hint}; start a run with fedqssl run --out {path}" if not path.exists() else f"{path} {hint}"
-        )
-    if is_run(path):
-        return [path]
-    found = []
-    for folder, below, _ in os.walk(path):
-        if is_run(Path(folder)):
-            found.append(Path(folder))
-            below.clear()
-        below[:] = sorted(name for name in below if not name.startswith("."))
+    Raises:
+        RunError: if there is none.
+    """
+    found = [folder for folder in find_runs(path) if (folder / "partition.json").is_file()]
     if not found:
-        raise ReportError(
-            f"no run in {path}: a run's folder has config.toml and partition.json; start one with fedqssl run"
-        )
+        raise ReportError(f"no run in {path} can be reported: they have lost their partition.json")
     return found
 
 
@@ -206,12 +211,8 @@ def _json(path: Path) -> Any:
 
 def _rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
     """The whole lines of ``metrics.jsonl``; the last may be half-written."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return ()
     found = []
-    for line in lines:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             value = json.loads(line)
         except ValueError:
@@ -238,21 +239,19 @@ def read_run(path: Path) -> RunData:
     """Read a run's folder.
 
     Raises:
-        ReportError: if a file of the run cannot be read.
+        ValueError: if a file of the run cannot be read; one line that names it.
     """
     config = load_config(path / "config.toml")
     partition, data = _json(path / "partition.json"), _json(path / "data.json") or {}
     try:
-        train = {str(n): len(c["train"]) for n, c in partition["clients"].items()}
-        test = {str(n): len(c["test"]) for n, c in partition["clients"].items()}
-        buffer = len(partition["buffer"])
+        train = {str(n): _count(c["train"]) for n, c in partition["clients"].items()}
+        test = {str(n): _count(c["test"]) for n, c in partition["clients"].items()}
+        buffer = _count(partition["buffer"])
         labels = _labels(data) if data else _labels_from_images(config, partition)
         image = tuple(data["image"]) if "image" in data else None
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ReportError(
-            f"the description of the data in {path} cannot be read ({type(error).__name__}: {error})"
-        ) from error
-    result = RunResult.read(path) if (path / "result.json").is_file() else None
+        raise ReportError(f"the description of the data in {path} cannot be read ({one_line(error)})") from error
+    result = read_result(path) if (path / "result.json").is_file() else None
     rounds, noted = _rounds(path / "metrics.jsonl"), _json(path / "environment.json")
     environment = noted if isinstance(noted, dict) else {}
     classes = data.get("classes") or (len(labels.class_names) if labels else None)
@@ -268,6 +267,11 @@ def _labels(data: Mapping[str, Any]) -> Labels | None:
     names += tuple(f"class {i}" for i in range(len(names), width))
     parts = ({n: tuple(map(int, c[part])) for n, c in counts.items()} for part in ("train", "test"))
     return Labels(names, *parts)
+
+
+def _count(images: Any) -> int:
+    """How many images: a fleet notes their number, a simulation which they are."""
+    return images if isinstance(images, int) else len(images)
 
 
 def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labels | None:
@@ -287,9 +291,4 @@ def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labe
     return _labels({"labels": counts, "class_names": train.class_names})
 
 
-def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
-    return math.fsum(values) / len(values)
-
-
-__all__ = ["Client", "Labels", "ReportError", "RunData", "find_runs", "is_run", "mean", "read_run"]
+__all__ = ["Client", "Labels", "ReportError", "RunData", "read_run", "runs_to_report"]

@@ -19,8 +19,7 @@ from fedqssl.lowbit.container import check_bytes, read_header
 from fedqssl.quant.compand import COMPANDERS, compand_quantize, compand_values, levels
 from fedqssl.quant.packing import unpack
 from fedqssl.report.data import RunData
-
-FULL = 32
+from fedqssl.report.theme import FULL
 
 
 @dataclass(frozen=True)
@@ -80,14 +79,8 @@ def _compared(packed: bytes, whole: Mapping[str, Tensor]) -> tuple[LayerError, .
     for name in sorted(found, key=_natural):
         wanted = whole[name].float()
         rounded = compand_quantize(wanted, bits, compander, domain="level").dequantize()
-        errors.append(
-            LayerError(
-                name.removesuffix(".weight"),
-                relative_error(found[name], wanted),
-                relative_error(rounded, wanted),
-                wanted.numel(),
-            )
-        )
+        handed_out, rounding = relative_error(found[name], wanted), relative_error(rounded, wanted)
+        errors.append(LayerError(name.removesuffix(".weight"), handed_out, rounding, wanted.numel()))
     return tuple(errors)
 
 

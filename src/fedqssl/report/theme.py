@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fedqssl.report.html import Markup
-from fedqssl.report.svg import SHAPES, legend
+from markupsafe import Markup
+
+from fedqssl.report.svg import SHAPES, Mark
+from fedqssl.units import bytes_text
 
 _LIGHT = ((232, 119, 34), (205, 56, 98), (128, 60, 168), (38, 52, 140))
 _DARK = ((255, 196, 92), (255, 133, 112), (222, 120, 214), (140, 168, 255))
 FULL = 32
+"""Bits of full precision."""
 
 
 def _between(ramp: tuple[tuple[int, int, int], ...], share: float) -> str:
@@ -24,33 +27,29 @@ def _between(ramp: tuple[tuple[int, int, int], ...], share: float) -> str:
     return "#" + "".join(f"{c:02x}" for c in mixed)
 
 
-class Look:
+class Theme:
     """Colours and shapes of the bitwidths of a page."""
 
     def __init__(self, bits: Iterable[int]) -> None:
         self.bits = sorted(set(bits))
         self._low = [b for b in self.bits if b != FULL]
 
-    def kind(self, bits: int) -> str:
-        """The CSS class of a bitwidth."""
-        return f"b{bits}"
+    def mark(self, bits: int) -> Mark:
+        """The shape and the CSS class of a bitwidth."""
+        return Mark("circle" if bits == FULL else SHAPES[self._low.index(bits) % len(SHAPES)], f"b{bits}")
 
-    def shape(self, bits: int) -> str:
-        """The mark of a bitwidth."""
-        return "circle" if bits == FULL else SHAPES[self._low.index(bits) % len(SHAPES)]
-
-    def legend(self) -> Markup:
+    def legend(self) -> list[tuple[str, Mark]]:
         """All bitwidths."""
-        return legend((bits_words(b), self.shape(b), self.kind(b)) for b in self.bits)
+        return [(bits_words(b), self.mark(b)) for b in self.bits]
 
-    def css(self) -> str:
+    def css(self) -> Markup:
         """Colours as custom properties, for light and dark pages."""
         last = max(len(self._low) - 1, 1)
         names = [(b, i / last if len(self._low) > 1 else 0.75) for i, b in enumerate(self._low)]
         light = "".join(f"--bit-{b}:{_between(_LIGHT, s)};" for b, s in names) + f"--bit-{FULL}:#5c6470;"
         dark = "".join(f"--bit-{b}:{_between(_DARK, s)};" for b, s in names) + f"--bit-{FULL}:#a5adba;"
         kinds = "".join(f".b{b}{{--c:var(--bit-{b})}}" for b in {*self.bits, FULL})
-        return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}{kinds}"
+        return Markup(f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}{kinds}")
 
 
 def bits_words(bits: int) -> str:
@@ -78,4 +77,14 @@ def tick(value: float) -> str:
     return f"{round(value, 9):,.6g}"
 
 
-__all__ = ["Look", "bits_words", "percent", "percent_tick", "plain", "tick"]
+def size(count: float) -> str:
+    """Bytes as people read them, a dash if they are not known."""
+    return "–" if math.isnan(count) else bytes_text(count)
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+__all__ = ["FULL", "Theme", "bits_words", "counted", "percent", "percent_tick", "plain", "size", "tick"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from fedqssl.config import RunConfig, load_config
 from fedqssl.config.keys import nearest_key
 from fedqssl.config.load import accuracy_settings
 from fedqssl.config.schema import known_keys
-from fedqssl.runs import RunResult
+from fedqssl.runs import RunError, RunResult
 from fedqssl.runs.cells import read_json, read_result
+from fedqssl.runs.find import find_runs
 from fedqssl.runs.measured import Measured
 from fedqssl.runs.text_table import Grid, accuracy, bits_text, to_csv
 
@@ -22,7 +22,7 @@ FREE = ("algorithm", "bits")
 CONTENT = "images_sha256"
 
 
-class CompareError(ValueError):
+class CompareError(RunError):
     """Runs that cannot be compared; the message is one line and says what to do."""
 
 
@@ -57,39 +57,25 @@ class Group:
         return Measured({seed: run.result for seed, run in sorted(self.runs.items())})
 
 
-def find_runs(paths: Sequence[Path], finished_only: bool = False) -> list[Finished]:
+def finished_runs(paths: Sequence[Path], finished_only: bool = False) -> list[Finished]:
     """The runs in these folders: runs, or folders with runs somewhere inside.
 
     Raises:
-        CompareError: for a folder without runs, and for a run that has not ended, unless ``finished_only`` leaves those out.
+        RunError: for a folder without runs.
+        CompareError: for a run that has not ended, unless ``finished_only`` leaves those out.
     """
     found: dict[Path, Finished] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise CompareError(f"{path} is not a folder; name run folders, or folders of runs")
-        inside = list(_runs_in(path))
-        if not inside:
-            raise CompareError(f"{path} has no runs in it; start one with fedqssl run --out {path / 'a'}")
-        for folder in inside:
-            if (folder / "result.json").is_file():
-                found[folder.resolve()] = _read(folder)
-            elif not finished_only:
-                raise CompareError(
-                    f"{folder} has not ended: wait for it, go on with fedqssl run --resume {folder}, or leave such runs out "
-                    "with --finished"
-                )
+    for folder in (folder for path in paths for folder in find_runs(path)):
+        if (folder / "result.json").is_file():
+            found[folder.resolve()] = _read(folder)
+        elif not finished_only:
+            raise CompareError(
+                f"{folder} has not ended: wait for it, resume it with fedqssl run --resume {folder}, or leave such runs "
+                "out with --finished"
+            )
     if not found:
         raise CompareError(f"no run in {', '.join(map(str, paths))} has ended yet")
     return list(found.values())
-
-
-def _runs_in(path: Path) -> Iterable[Path]:
-    """Run folders at any depth, in the order of their names; nothing inside a run is one."""
-    for place, folders, files in os.walk(path):
-        folders.sort()
-        if "config.toml" in files and ("checkpoints" in folders or "result.json" in files):
-            folders.clear()
-            yield Path(place)
 
 
 def _read(folder: Path) -> Finished:
@@ -219,11 +205,11 @@ def compare(paths: Sequence[Path], across: Sequence[str] = (), finished_only: bo
         finished_only: leave out runs that have not ended instead of refusing them.
 
     Raises:
-        CompareError: one line that says what stands in the way and what to do.
+        RunError: one line that says what stands in the way and what to do.
     """
-    runs = find_runs(paths, finished_only)
+    runs = finished_runs(paths, finished_only)
     check_comparable(runs, across)
     return Comparison(tuple(grouped(runs)), tuple(key for key in across if key not in FREE))
 
 
-__all__ = ["CompareError", "Comparison", "Finished", "Group", "check_comparable", "compare", "find_runs", "grouped"]
+__all__ = ["CompareError", "Comparison", "Finished", "Group", "check_comparable", "compare", "finished_runs", "grouped"]

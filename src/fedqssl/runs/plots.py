@@ -1,38 +1,30 @@
-"""``curves.png`` and ``partition.png`` of a run; needs matplotlib (the ``plots`` extra), and does without if it is absent."""
+"""``curves.png`` and ``partition.png`` of a run; they need matplotlib (the ``plots`` extra)."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from fedqssl import plotting
 from fedqssl.federated.context import Context
 from fedqssl.runs.folder import RunFolder
 
 
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
 def draw(context: Context, folder: RunFolder) -> list[str]:
     """Draw what can be drawn; returns the names of the files."""
-    pyplot = _pyplot()
-    if pyplot is None:
+    if not plotting.installed():
         return []
-    return [_curves(pyplot, folder), *_partition(pyplot, context, folder)]
+    drawn = {"curves.png": _curves(folder), "partition.png": _partition(context)}
+    for name, figure in drawn.items():
+        plotting.save(figure, folder.path / name)
+    return list(drawn)
 
 
-def _curves(pyplot: Any, folder: RunFolder) -> str:
+def _curves(folder: RunFolder) -> Any:
     """Mean client loss, kNN accuracy and aggregation weights over rounds."""
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     rounds = [line["round"] for line in lines]
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    figure, axes = plotting.subplots(1, 3, figsize=(12, 3.6))
     axes[0].plot(rounds, [line["loss"] for line in lines], marker="o")
     axes[0].set(title="Training loss", xlabel="round", ylabel="mean loss, last epoch of the round")
     known = [(r, 100 * line["knn"]) for r, line in zip(rounds, lines, strict=True) if line["knn"] is not None]
@@ -47,40 +39,35 @@ def _curves(pyplot: Any, folder: RunFolder) -> str:
     for axis in axes:
         axis.grid(alpha=0.3)
         axis.xaxis.get_major_locator().set_params(integer=True)
-    figure.savefig(folder.path / "curves.png", dpi=120)
-    pyplot.close(figure)
-    return "curves.png"
+    return figure
 
 
-def _partition(pyplot: Any, context: Context, folder: RunFolder) -> list[str]:
+def _partition(context: Context) -> Any:
     """How many training images of each class every client holds."""
     counts = context.label_counts()
     if counts is None:
-        return _sizes(pyplot, context, folder)
+        return _sizes(context)
     names = sorted(counts)
     classes = context.train.class_names or tuple(map(str, range(len(counts[names[0]]["train"]))))
     table = [counts[n]["train"] for n in names]
-    figure, axis = pyplot.subplots(figsize=(1.5 + 0.6 * len(classes), 1.5 + 0.32 * len(names)), layout="constrained")
+    figure, axis = plotting.subplots(figsize=(1.5 + 0.6 * len(classes), 1.5 + 0.32 * len(names)))
     image = axis.imshow(table, cmap="Blues", aspect="auto")
     axis.set_xticks(range(len(classes)), classes, rotation=45, ha="right")
     axis.set_yticks(range(len(names)), [f"{n} ({context.bits[n]} bits)" for n in names])
     axis.set_title("Training images by client and class")
     figure.colorbar(image)
-    return _saved(pyplot, figure, folder)
+    return figure
 
 
-def _sizes(pyplot: Any, context: Context, folder: RunFolder) -> list[str]:
+def _sizes(context: Context) -> Any:
     """Without labels: how many training images every client holds."""
     names = sorted(context.bits)
-    figure, axis = pyplot.subplots(figsize=(6, 1.5 + 0.32 * len(names)), layout="constrained")
+    figure, axis = plotting.subplots(figsize=(6, 1.5 + 0.32 * len(names)))
     axis.barh(range(len(names)), [context.sizes[n] for n in names])
     axis.set_yticks(range(len(names)), [f"{n} ({context.bits[n]} bits)" for n in names])
     axis.invert_yaxis()
     axis.set_title("Training images by client (they have no labels)")
-    return _saved(pyplot, figure, folder)
+    return figure
 
 
-def _saved(pyplot: Any, figure: Any, folder: RunFolder) -> list[str]:
-    figure.savefig(folder.path / "partition.png", dpi=120)
-    pyplot.close(figure)
-    return ["partition.png"]
+__all__ = ["draw"]
