@@ -22,9 +22,31 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     return (sources[0] if sources else DEFAULT), [word for word in words if word not in sources]
 
 
+def parse_bit_range(text: str) -> tuple[int, ...]:
+    """The ``--bits`` option of measurements: ``"2..12"`` or ``"2,4,8"`` -> bitwidths, each within 1..16, in order.
+
+    Raises:
+        ValueError: if the text is neither, or a bitwidth is out of range.
+    """
+    try:
+        if ".." in text:
+            low, high = (int(part) for part in text.split(".."))
+            bits = tuple(range(low, high + 1))
+        else:
+            bits = tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        raise ValueError(f"--bits takes a range like 2..12 or a list like 2,4,8; not {text!r}") from None
+    if not bits:
+        raise ValueError(f"--bits {text} is an empty range; write the smaller number first")
+    wrong = [bit for bit in bits if not 1 <= bit <= 16]
+    if wrong:
+        raise ValueError(f"--bits takes whole numbers from 1 to 16, not {', '.join(map(str, wrong))}")
+    return bits
+
+
 def source_name(source: str) -> str:
     """A short name for folders: the preset's, or the file's without its ending."""
     return Path(source).stem
 
 
-__all__ = ["DEFAULT", "source_name", "split_words"]
+__all__ = ["DEFAULT", "parse_bit_range", "source_name", "split_words"]

@@ -194,17 +194,3 @@ FIGURES: dict[str, AblationFigure | CostFigure] = {
 }
 
 EXPERIMENTS: Mapping[str, Experiment] = {**TABLES, **FIGURES}
-
-__all__ = [
-    "DATASETS",
-    "EMBEDDED",
-    "EXPERIMENTS",
-    "FIGURES",
-    "NAMES",
-    "TABLES",
-    "AblationFigure",
-    "CostFigure",
-    "Experiment",
-    "Row",
-    "Table",
-]

@@ -152,6 +152,3 @@ def _configuration(point: Mapping[str, Any]) -> str:
 
 def _share(point: Mapping[str, Any]) -> str:
     return "" if point["precision"] == "full" else f"{100 * point['total'] / point['full_precision']:.1f}% of full"
-
-
-__all__ = ["PARTS", "accuracies", "draw"]

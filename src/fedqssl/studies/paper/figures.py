@@ -197,6 +197,3 @@ def write_figure(plotted: Plotted, out: Path) -> list[Path]:
     }
     paths = write_texts(plotted.figure.name, texts, out)
     return [*paths, *drawing.draw(plotted.figure, plotted.points, plotted.plan.scale.name, out)]
-
-
-__all__ = ["Plotted", "ledger_of", "plot", "write_figure"]

@@ -257,6 +257,3 @@ def _write_cells(out: Path) -> None:
         )
     if records:
         write_texts("cells", {"csv": to_csv(records)}, out)
-
-
-__all__ = ["Reproduced", "Request", "collect", "reproduce", "request"]

@@ -169,6 +169,3 @@ def write_table(filled: Filled, out: Path) -> list[Path]:
         "tex": "\n".join(grid.latex() for grid in grids),
     }
     return write_texts(filled.table.name, texts, out)
-
-
-__all__ = ["Filled", "fill", "write_table"]

@@ -176,6 +176,3 @@ def run_fedavg(
 def initial_weights(m: int, d: int, generator: torch.Generator, size: float = 0.1) -> Tensor:
     """A Gaussian start with standard deviation ``size``."""
     return size * torch.randn(m, d, dtype=torch.float64, generator=generator)
-
-
-__all__ = ["Precision", "Steps", "Trace", "initial_weights", "run_fedavg"]
