@@ -107,4 +107,8 @@ def test_theory_stands_below_the_roles() -> None:
     lines = [line for file in folder.glob("*.py") for line in file.read_text().splitlines()]
     imports = {line.split()[1] for line in lines if line.startswith(("from fedqssl", "import fedqssl"))}
     below = {name for name in imports if not name.startswith("fedqssl.studies.theory")}
-    assert {".".join(name.split(".")[:2]) for name in below} == {"fedqssl.quant", "fedqssl.evaluation", "fedqssl.plotting"}
+    assert {".".join(name.split(".")[:2]) for name in below} == {
+        "fedqssl.quant",
+        "fedqssl.evaluation",
+        "fedqssl.plotting",
+    }
