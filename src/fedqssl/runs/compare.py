@@ -181,10 +181,7 @@ class Comparison:
             "algorithm": settings["algorithm"],
             "bits": _text(settings["bits"]),
             **{key: settings.get(key) for key in self.across if key not in FREE},
-            "global": mine.globally.mean,
-            "global_deviation": mine.globally.deviation,
-            "local": mine.locally.mean,
-            "local_deviation": mine.locally.deviation,
+            **mine.accuracies(),
             "seeds": len(mine.runs),
             "seed_list": " ".join(map(str, mine.runs)),
         }

@@ -97,44 +97,33 @@ class CostFigure:
 Experiment = Table | AblationFigure | CostFigure
 
 
-def _groups(precision: str, *groups: tuple[str, ...], full: tuple[str, ...] = ()) -> tuple[tuple[Row, ...], ...]:
-    rows = [tuple(Row(algorithm, precision) for algorithm in group) for group in groups]
-    return (rows[0], tuple(Row(algorithm, "full") for algorithm in full), *rows[1:]) if full else tuple(rows)
+CLIENTS = {
+    "config1": "20% 4-bit, 30% 6-bit, 30% 8-bit and 20% 12-bit clients",
+    "config2": "50% 6-bit and 50% 12-bit clients",
+    "low": "30% 2-bit, 30% 3-bit and 40% 4-bit clients (not in the paper)",
+}
+"""What a precision means, as titles print it."""
+
+
+def _rows(algorithms: tuple[str, ...], precision: str) -> tuple[Row, ...]:
+    return tuple(Row(algorithm, precision) for algorithm in algorithms)
+
+
+def _of_paper(name: str, dataset: str, precision: str, algorithms: tuple[str, ...], numbers: paper.Accuracies) -> Table:
+    """A table of the paper: its algorithms in low bits, then at full precision, then our controls."""
+    groups = (_rows(algorithms, precision), _rows(FULL, "full"), _rows(CONTROLS, precision))
+    return Table(name, CLIENTS[precision], dataset, precision, groups, numbers)
 
 
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
+        _of_paper("table1", "cifar10", "config1", SUPERVISED + SELF_SUPERVISED, paper.TABLE1),
+        _of_paper("table2", "cifar10", "config2", SUPERVISED + SELF_SUPERVISED, paper.TABLE2),
+        _of_paper("table3", "cifar100", "config2", SELF_SUPERVISED, paper.TABLE3),
         Table(
-            "table1",
-            "20% 4-bit, 30% 6-bit, 30% 8-bit and 20% 12-bit clients",
-            "cifar10",
-            "config1",
-            _groups("config1", SUPERVISED + SELF_SUPERVISED, CONTROLS, full=FULL),
-            paper.TABLE1,
-        ),
-        Table(
-            "table2",
-            "50% 6-bit and 50% 12-bit clients",
-            "cifar10",
-            "config2",
-            _groups("config2", SUPERVISED + SELF_SUPERVISED, CONTROLS, full=FULL),
-            paper.TABLE2,
-        ),
-        Table(
-            "table3",
-            "50% 6-bit and 50% 12-bit clients",
-            "cifar100",
-            "config2",
-            _groups("config2", SELF_SUPERVISED, CONTROLS, full=FULL),
-            paper.TABLE3,
-        ),
-        Table(
-            "table_low",
-            "30% 2-bit, 30% 3-bit and 40% 4-bit clients (not in the paper)",
-            "cifar10",
-            "low",
-            _groups("low", ("fed_simclr", "fed_qssl"), ("server_only", "untrained")),
+            *("table_low", CLIENTS["low"], "cifar10", "low"),
+            groups=(_rows(("fed_simclr", "fed_qssl"), "low"), _rows(("server_only", "untrained"), "low")),
         ),
     )
 }

@@ -60,15 +60,8 @@ class Plotted:
             notes.insert(0, f"{COUNTED[self.figure.quantity]} {bits}.")
         else:
             work = ("Server work",) if self.figure.counts_server else ()
-            columns = (
-                "Algorithm",
-                self.figure.setting.rpartition(".")[2],
-                "Global",
-                "Local",
-                "Weights",
-                "Seeds",
-                *work,
-            )
+            setting = self.figure.setting.rpartition(".")[2]
+            columns = ("Algorithm", setting, "Global", "Local", "Weights", "Seeds", *work)
             rows = [_ablation_text(self.figure, p) for p in self.points]
             notes[-1] = f"{self.figure.setting} varies; otherwise {notes[-1]}"
             if work:
@@ -77,10 +70,8 @@ class Plotted:
 
 
 def _accuracies(point: dict[str, Any]) -> tuple[str, str]:
-    return (
-        accuracy(point["global"], point["global_deviation"]),
-        accuracy(point["local"], point["local_deviation"]),
-    )
+    wide, near = (accuracy(point[name], point[f"{name}_deviation"]) for name in ("global", "local"))
+    return wide, near
 
 
 def _ablation_text(figure: AblationFigure, point: dict[str, Any]) -> tuple[str, ...]:

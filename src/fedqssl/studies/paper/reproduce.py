@@ -42,6 +42,10 @@ class Request:
         """What this experiment asks to run."""
         return self.plan.cells(experiment, self.seeds, self.only)
 
+    def all_cells(self) -> list[Cell]:
+        """What all experiments ask to run, each cell once, in order."""
+        return list(dict.fromkeys(cell for experiment in self.experiments for cell in self.cells(experiment)))
+
 
 def request(
     names: Sequence[str],
@@ -67,7 +71,7 @@ def request(
     known = [*EXPERIMENTS, "all"]
     for name in names:
         if name not in known:
-            raise ValueError(f"nothing to reproduce called {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+            raise ValueError(f"unknown experiment {name!r}{nearest(name, known)} (experiments: {', '.join(known)})")
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}{nearest(scale, SCALES)} (scales: {', '.join(SCALES)})")
     if seeds < 1:
@@ -77,7 +81,9 @@ def request(
     algorithms = sorted({row.algorithm for e in experiments for row in e.rows})
     for name in only:
         if name not in algorithms:
-            raise ValueError(f"no row of {name!r} here{nearest(name, algorithms)} (rows: {', '.join(algorithms)})")
+            raise ValueError(
+                f"--only: no row has the algorithm {name!r}{nearest(name, algorithms)} (algorithms: {', '.join(algorithms)})"
+            )
     needed = tuple(dict.fromkeys(e.dataset for e in experiments))
     found = _data(data, needed)
     if out is not None:
@@ -93,7 +99,7 @@ def _data(specs: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
         name, equals, place = spec.partition("=")
         if equals and name in DATASETS:
             if name not in needed:
-                raise ValueError(f"nothing that is asked for is on {name}, so --data {spec} has no use")
+                raise ValueError(f"none of these experiments uses {name}; leave out --data {spec}")
             found[name] = place
         elif len(needed) == 1:
             found[needed[0]] = spec
@@ -131,7 +137,7 @@ def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) 
     writer = _Writer(wanted, out, progress)
     with claimed(out):
         _check_all(wanted, out)
-        error = run_cells(writer.cells(), out, jobs, progress, writer.ended)
+        error = run_cells(wanted.all_cells(), out, jobs, progress, writer.ended)
         writer.write_rest()
         writer.write_cells()
     return Reproduced(writer.written(), error or writer.error())
@@ -147,7 +153,7 @@ def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
     writer = _Writer(wanted, out, progress)
     writer.write_rest()
     if not writer.grids and not writer.unwritten:
-        raise CellError(f"no cell of what is asked for is finished in {out}; run them, without --collect")
+        raise CellError(f"none of the requested runs in {out} is finished; start them by leaving out --collect")
     writer.write_cells()
     return Reproduced(writer.written(), writer.error())
 
@@ -167,10 +173,6 @@ class _Writer:
         self.waiting = {e.name: set(wanted.cells(e)) for e in wanted.experiments}
         self.grids: dict[str, Grid] = {}
         self.unwritten: dict[str, str] = {}
-
-    def cells(self) -> list[Cell]:
-        """All that are asked for, in order."""
-        return list(dict.fromkeys(cell for e in self.wanted.experiments for cell in self.wanted.cells(e)))
 
     def ended(self, cell: Cell) -> None:
         """A cell is done."""
@@ -214,10 +216,8 @@ class _Writer:
 
     def error(self) -> CellError | None:
         """What could not be written, in one line."""
-        if not self.unwritten:
-            return None
         reasons = "; ".join(f"{name}: {why}" for name, why in self.unwritten.items())
-        return CellError(f"not written: {reasons}")
+        return CellError(f"not written: {reasons}") if reasons else None
 
 
 def _write(experiment: Experiment, plan: Plan, out: Path, progress: Progress) -> Grid | None:

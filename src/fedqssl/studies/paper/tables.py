@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedqssl.config import protocol
-from fedqssl.runs.measured import Difference, Measured, Spread, paired
+from fedqssl.runs.measured import Difference, Measured, paired, rounded
 from fedqssl.runs.text_table import Grid, accuracy, to_csv, write_texts
 from fedqssl.studies.paper.catalogue import Row, Table
 from fedqssl.studies.paper.describe import protocol_line, scale_line, settings, tuned_line
@@ -43,14 +43,13 @@ class Filled:
         return {
             "algorithm": row.algorithm,
             "precision": row.precision,
-            **_figures("global", mine.globally),
-            **_figures("local", mine.locally),
+            **rounded(mine.accuracies()),
             "paper_global": ours,
             "paper_local": theirs,
             "seeds": len(mine.runs),
             "seed_list": sorted(mine.runs),
-            "fed_qssl_minus_global": None if wide is None else _rounded(asdict(wide)),
-            "fed_qssl_minus_local": None if near is None else _rounded(asdict(near)),
+            "fed_qssl_minus_global": None if wide is None else rounded(asdict(wide)),
+            "fed_qssl_minus_local": None if near is None else rounded(asdict(near)),
             "local_by_bits": {str(b): round(v, 4) for b, v in mine.by_bits().items()},
             "protocol": protocol(self.plan.cell(self.table.dataset, row, 0).config),
         }
@@ -124,14 +123,6 @@ class Filled:
             ),
             f"{self.table.name}-differences",
         )
-
-
-def _figures(name: str, spread: Spread) -> dict[str, float | None]:
-    return _rounded({name: spread.mean, f"{name}_deviation": spread.deviation})
-
-
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
 
 
 def _line(record: dict[str, Any]) -> dict[str, Any]:
