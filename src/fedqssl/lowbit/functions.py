@@ -29,7 +29,7 @@ from fedqssl.lowbit.activation import (
 from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.quant import bit_conv2d, quantile_round
 from fedqssl.quant.kernels import intconv, native, ops
-from fedqssl.quant.kernels.types import NormAct
+from fedqssl.quant.kernels.types import Hat, NormAct
 from fedqssl.quant.packing import pack
 
 if TYPE_CHECKING:
@@ -276,19 +276,19 @@ class NormActivate(torch.autograd.Function):
         shape = g.shape
         rows = to_rows(g)
         backend = ops(rows)
-        kept = hat, act.hat_bits, act.hat_step
+        kept = Hat(hat, act.hat_bits, act.hat_step)
         needs_residual = ctx.needs_input_grad[3]
         masked = None
         if needs_residual:
             masked = rows if total is not None else POOL.take_like(rows)
-        sum_g, sum_gx = backend.norm_backward_sums(rows, mask, *kept, masked)
+        sum_g, sum_gx = backend.norm_backward_sums(rows, mask, kept, masked)
         if masked is not None:
             rows, mask = masked, None
         dx = rows if total is not None and not needs_residual else POOL.take_like(rows)
         finite = backend.norm_backward_apply(
             rows,
             mask,
-            *kept,
+            kept,
             _backward_coefficients(ctx, gamma, sum_g, sum_gx, rows.shape[0]),
             layer.gradient_bits_for(rows.numel()),
             dx,

@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 class Recipe:
     """What a cell trains: the same for all bitwidths."""
 
-    width: int = 16
+    width: int
     epochs: int = 15
     batch_size: int = 256
     lr: float = 1.6
