@@ -87,11 +87,15 @@ class CostFigure:
     """Cost of local training per bit configuration, with local accuracy beside it; ``quantity``: operations or memory."""
 
     name: str
-    title: str
     short: str
     quantity: str
     dataset: str = "cifar10"
     rows: tuple[Row, ...] = tuple(Row("fed_qssl", p) for p in ("config1", "config2", "full"))
+
+    @property
+    def title(self) -> str:
+        """With what stands beside it."""
+        return f"{self.short[0].lower()}{self.short[1:]}, and local accuracy of Fed-QSSL"
 
 
 Experiment = Table | AblationFigure | CostFigure
@@ -128,39 +132,25 @@ TABLES: dict[str, Table] = {
     )
 }
 
+
+def _over(name: str, what: str, short: str, setting: str, axis: str, logarithmic: bool = True) -> AblationFigure:
+    return AblationFigure(name, f"Fed-QSSL over {what}", short, setting, axis, logarithmic)
+
+
 FIGURES: dict[str, AblationFigure | CostFigure] = {
     figure.name: figure
     for figure in (
-        CostFigure(
-            "figure1",
-            "bit operations of local training, and local accuracy of Fed-QSSL",
-            "Bit operations of local training",
-            "operations",
+        CostFigure("figure1", "Bit operations of local training", "operations"),
+        CostFigure("figure2", "Memory of local training", "memory"),
+        _over(
+            "figure3", "the Dirichlet parameter", "Label skew of the clients", "beta", "Dirichlet β (small is skewed)"
         ),
-        CostFigure(
-            "figure2", "memory of local training, and local accuracy of Fed-QSSL", "Memory of local training", "memory"
+        _over(
+            *("figure4", "the size of the server's buffer", "Size of the server's buffer"),
+            *("buffer_ratio", "buffer / all training images"),
         ),
-        AblationFigure(
-            "figure3",
-            "Fed-QSSL over the Dirichlet parameter",
-            "Label skew of the clients",
-            "beta",
-            "Dirichlet β (small is skewed)",
-        ),
-        AblationFigure(
-            "figure4",
-            "Fed-QSSL over the size of the server's buffer",
-            "Size of the server's buffer",
-            "buffer_ratio",
-            "buffer / all training images",
-        ),
-        AblationFigure(
-            "figure5",
-            "Fed-QSSL over the number of local epochs",
-            "Local epochs",
-            "local_epochs",
-            "local epochs E",
-            logarithmic=False,
+        _over(
+            "figure5", "the number of local epochs", "Local epochs", "local_epochs", "local epochs E", logarithmic=False
         ),
         AblationFigure(
             "figure_server",
@@ -172,12 +162,13 @@ FIGURES: dict[str, AblationFigure | CostFigure] = {
             rows=(Row("fed_qssl", "config1"), Row("server_only", "config1")),
             counts_server=True,
         ),
-        AblationFigure(
-            "figure_temperature",
-            "Fed-QSSL over the temperature of the aggregation weights",
-            "Temperature of the aggregation weights",
-            "aggregation.temperature",
-            "temperature of softmax(-loss / temperature)",
+        _over(
+            *(
+                "figure_temperature",
+                "the temperature of the aggregation weights",
+                "Temperature of the aggregation weights",
+            ),
+            *("aggregation.temperature", "temperature of softmax(-loss / temperature)"),
         ),
     )
 }

@@ -16,10 +16,10 @@ from fedqssl.runs.measured import seeds_in
 from fedqssl.runs.run_cells import run_cells
 from fedqssl.runs.text_table import Grid, to_csv, write_texts
 from fedqssl.studies.paper.catalogue import DATASETS, EXPERIMENTS, Experiment, Table
-from fedqssl.studies.paper.figures import plot, write_figure
+from fedqssl.studies.paper.figures import Plotted, plot
 from fedqssl.studies.paper.plan import Plan
 from fedqssl.studies.paper.scales import SCALES, Scale
-from fedqssl.studies.paper.tables import fill, write_table
+from fedqssl.studies.paper.tables import Filled, fill
 
 
 @dataclass(frozen=True)
@@ -194,11 +194,18 @@ class _Writer:
                 self._write(experiment)
 
     def _write(self, experiment: Experiment) -> None:
+        """The experiment's files from what is finished, if anything is."""
         del self.waiting[experiment.name]
         with self._noted(experiment.name):
-            grid = _write(experiment, self.wanted.plan, self.out, self.progress)
-            if grid is not None:
-                self.grids[experiment.name] = grid
+            made: Filled | Plotted
+            if isinstance(experiment, Table):
+                made = fill(experiment, self.wanted.plan, self.out)
+            else:
+                made = plot(experiment, self.wanted.plan, self.out)
+            if not made.empty:
+                endings = ",".join(path.suffix[1:] for path in made.write(self.out))
+                self.progress.say(f"wrote {self.out / experiment.name}.{{{endings}}}")
+                self.grids[experiment.name] = made.grid()
 
     def write_cells(self) -> None:
         """The list of all cells."""
@@ -218,22 +225,6 @@ class _Writer:
         """What could not be written, in one line."""
         reasons = "; ".join(f"{name}: {why}" for name, why in self.unwritten.items())
         return CellError(f"not written: {reasons}") if reasons else None
-
-
-def _write(experiment: Experiment, plan: Plan, out: Path, progress: Progress) -> Grid | None:
-    """The experiment's files from what is finished; None if nothing is."""
-    if isinstance(experiment, Table):
-        filled = fill(experiment, plan, out)
-        if not filled.found:
-            return None
-        paths, grid = write_table(filled, out), filled.grid()
-    else:
-        plotted = plot(experiment, plan, out)
-        if not plotted.points:
-            return None
-        paths, grid = write_figure(plotted, out), plotted.grid()
-    progress.say(f"wrote {out / experiment.name}.{{{','.join(path.suffix[1:] for path in paths)}}}")
-    return grid
 
 
 def _write_cells(out: Path) -> None:

@@ -105,6 +105,22 @@ class Filled:
             notes.append(f"Not run: {rows}.")
         return tuple(note for note in notes if note)
 
+    @property
+    def empty(self) -> bool:
+        """Whether no row is finished."""
+        return not self.found
+
+    def write(self, out: Path) -> list[Path]:
+        """``<name>.json``, ``.md``, ``.csv``, ``.tex``; nothing in them depends on when or how fast the cells were run."""
+        grids = [grid for grid in (self.grid(), self.differences()) if grid is not None]
+        texts = {
+            "json": json.dumps(self.to_json(), indent=1) + "\n",
+            "md": "\n".join(grid.markdown() for grid in grids),
+            "csv": to_csv([_line(record) for record in self.records()]),
+            "tex": "\n".join(grid.latex() for grid in grids),
+        }
+        return write_texts(self.table.name, texts, out)
+
     def differences(self) -> Grid | None:
         """What Fed-QSSL gains over every other row at the same seeds."""
         rows = []
@@ -148,15 +164,3 @@ def fill(table: Table, plan: Plan, out: Path) -> Filled:
     """The table's finished rows."""
     found = {row: measure_row(plan, table.dataset, row, out) for row in table.rows}
     return Filled(table, plan, {row: mine for row, mine in found.items() if mine.runs})
-
-
-def write_table(filled: Filled, out: Path) -> list[Path]:
-    """``<name>.json``, ``.md``, ``.csv``, ``.tex``; nothing in them depends on when or how fast the cells were run."""
-    grids = [grid for grid in (filled.grid(), filled.differences()) if grid is not None]
-    texts = {
-        "json": json.dumps(filled.to_json(), indent=1) + "\n",
-        "md": "\n".join(grid.markdown() for grid in grids),
-        "csv": to_csv([_line(record) for record in filled.records()]),
-        "tex": "\n".join(grid.latex() for grid in grids),
-    }
-    return write_texts(filled.table.name, texts, out)
