@@ -25,11 +25,16 @@ def installed() -> bool:
     return True
 
 
-def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-    """A figure and its axes, like ``pyplot.subplots``; ``options`` are those of ``Figure.subplots``."""
+def new_figure(figsize: tuple[float, float]) -> Any:
+    """An empty figure that lays its axes out by itself."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=figsize, layout="constrained")
+    return Figure(figsize=figsize, layout="constrained")
+
+
+def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    """A figure and its axes, like ``pyplot.subplots``; ``options`` are those of ``Figure.subplots``."""
+    figure = new_figure(figsize)
     return figure, figure.subplots(rows, columns, **options)
 
 
@@ -45,4 +50,4 @@ def save(figure: Any, path: Path, dpi: int = 120) -> Path:
     return path
 
 
-__all__ = ["STYLE", "installed", "save", "subplots"]
+__all__ = ["STYLE", "installed", "new_figure", "save", "subplots"]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedqssl.lowbit import LowBitOptions, Precision, layers, to_lowbit
-from fedqssl.lowbit.activation import Activation, Sink, pack_values, thread
+from fedqssl.lowbit.activation import Activation, Sink, grad_carrier, pack_values
 from fedqssl.lowbit.functions import convolve, integer_path
 from fedqssl.models.resnet import ResNet
 from fedqssl.quant.kernels import intconv, native, use
@@ -43,10 +43,10 @@ def activation(shape: tuple[int, ...], bits: int, seed: int = 0, low: float = 0.
         codes = codes.contiguous(memory_format=torch.channels_last)
     step = CLIP / (2**bits - 1)
     values = codes.float() * step + low
-    like = Activation(thread(values.shape, values.device), bits, step, None, None, values, low=low, sink=Sink())
+    like = Activation(grad_carrier(values.shape, values.device), bits, step, None, None, values, low=low, sink=Sink())
     packed = pack_values(values, like.code)
     eight = codes.to(torch.uint8) if bits <= 8 else None
-    return Activation(like.thread, bits, step, packed, eight, values, low=low, sink=like.sink)
+    return Activation(like.grad_carrier, bits, step, packed, eight, values, low=low, sink=like.sink)
 
 
 def layer_pair(c_in: int, c_out: int, bits: int, **conv: object) -> tuple[nn.Module, layers.LowBitNorm]:
@@ -65,8 +65,8 @@ def layer_pair(c_in: int, c_out: int, bits: int, **conv: object) -> tuple[nn.Mod
 
 def run(conv: nn.Module, norm: nn.Module, x: Activation, residual: Activation | Tensor | None) -> dict[str, Tensor]:
     out = norm(conv(x), residual)
-    mask, hat, _ = out.thread.grad_fn.saved_tensors
-    n, shape = out.thread.numel(), out.shape
+    mask, hat, _ = out.grad_carrier.grad_fn.saved_tensors
+    n, shape = out.grad_carrier.numel(), out.shape
     return {
         "codes": as_image(unpack_bits(out.packed, out.bits, n), shape),
         "mask": as_image(unpack_bits(mask, 1, n), shape),
@@ -153,7 +153,7 @@ def test_same_floats_make_the_same_codes(rows: int, channels: int) -> None:
         for backend in ("native", "torch"):
             with use(backend):
                 out = norm(y.clone().requires_grad_())
-            mask, hat, _ = out.thread.grad_fn.saved_tensors
+            mask, hat, _ = out.grad_carrier.grad_fn.saved_tensors
             kept.append((out.packed, mask, hat, out.floats()))
         assert all(torch.equal(a, b) for a, b in zip(*kept, strict=True))
 
@@ -195,7 +195,7 @@ def test_layer_with_integer_and_float_convolution(shape: int, bits: int, monkeyp
         with use("auto" if integers else "torch"):
             conv, norm = layer_pair(c_in, c_out, bits, **conv_args)
             assert integer_path(bits, conv) == integers
-            here = x if integers else Activation(x.thread, bits, x.step, x.packed, None, x.values, sink=Sink())
+            here = x if integers else Activation(x.grad_carrier, bits, x.step, x.packed, None, x.values, sink=Sink())
             found.append(run(conv, norm, here, None))
         h, hat = exact(conv, norm, x, None)
         assert_explained(found[-1], h, hat, bits, norm.options.hat_bits(bits))

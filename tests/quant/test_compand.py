@@ -7,17 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedqssl.quant import (
-    IDENTITY,
-    TANH,
-    Compander,
-    compand_codes,
-    compand_quantize,
-    compand_scale,
-    compand_values,
-    literal_quantize,
-)
-from fedqssl.quant.compand import MAX_SCALE, levels
+from fedqssl.quant import IDENTITY, TANH, Compander, compand_codes, compand_quantize, compand_scale, compand_values
+from fedqssl.quant.compand import MAX_SCALE, levels, literal_quantize
 
 # mu-law, as a user would write it
 MU = Compander(

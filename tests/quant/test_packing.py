@@ -1,7 +1,5 @@
 """Packed codes: size, documented bit order, both backends, every thread count, bad input."""
 
-import contextlib
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 
 from fedqssl.quant import pack, packed_size, quantize_pack, unpack, unpack_dequantize
 from fedqssl.quant.kernels import native, use
+from fedqssl.studies.bench.timing import torch_threads
 
 ALL_BITS = range(1, 17)
 SIZES = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 65, 1001, 1023, 1025)
@@ -25,16 +24,6 @@ def _big_int_bytes(codes: list[int], bits: int) -> bytes:
     """The documented order, another way: the stream is one little-endian integer, code i shifted by ``i * bits``."""
     stream = sum(code << i * bits for i, code in enumerate(codes))
     return stream.to_bytes((len(codes) * bits + 7) // 8, "little")
-
-
-@contextlib.contextmanager
-def _threads(count: int):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -98,7 +87,7 @@ def test_thread_counts_and_backends_agree_across_chunks(bits):
     with use("torch"):
         want = everything()
     for count in (1, 2, 3):
-        with _threads(count), use("native"):
+        with torch_threads(count), use("native"):
             assert all(torch.equal(a, b) for a, b in zip(everything(), want, strict=True))
 
 

@@ -102,12 +102,12 @@ def test_more_seeds_of_some_rows_join_the_table(engine, tmp_path):
     assert (tmp_path / "cells.csv").read_text().startswith("cell,algorithm,bits,seed")
 
 
-def test_ctrl_c_says_how_to_go_on(engine, tmp_path):
+def test_ctrl_c_says_how_to_resume(engine, tmp_path):
     engine.fails = {"fed_qssl": KeyboardInterrupt()}
     result = runner.invoke(app, [*LOW, "--seeds", "2", "--jobs", "1", "--out", str(tmp_path / "a b")])
     assert result.exit_code == 130
     assert result.output.splitlines()[-1].endswith(
-        f"go on with: fedqssl reproduce table_low --scale smoke --seeds 2 --jobs 1 --out '{tmp_path / 'a b'}'"
+        f"resume with: fedqssl reproduce table_low --scale smoke --seeds 2 --jobs 1 --out '{tmp_path / 'a b'}'"
     )
     result = runner.invoke(app, ["sweep", "smoke", "beta=0.1;0.5", "--out", str(tmp_path / "s")])
     assert result.exit_code == 130 and f"fedqssl sweep smoke 'beta=0.1;0.5' --out {tmp_path / 's'}" in result.output
@@ -121,6 +121,8 @@ def test_dry_run_lists_cells(engine, tmp_path):
 
 def test_wrong_requests_end_in_one_line(engine, tmp_path, capsys):
     out = ("--out", tmp_path)
+    assert "unknown experiment 'tabel1'; did you mean 'table1'" in fails(capsys, "reproduce", "tabel1", *out)
+    assert "unknown scale 'smal'; did you mean 'small'" in fails(capsys, "reproduce", "table1", "--scale", "smal", *out)
     assert "did you mean 'fed_qssl'" in fails(capsys, *LOW, "--only", "fed_qsl", *out)
     assert "--data cifar10=SPEC" in fails(capsys, "reproduce", "all", "--scale", "small", "--data", "x", *out)
     missing = fails(capsys, *LOW, "--data", f"parquet:{tmp_path / 'nothing'}", *out)
@@ -226,4 +228,4 @@ def test_cells_say_where_the_images_are(engine, tmp_path, capsys):
     assert len(engine.started) == 1
     assert runner.invoke(app, ["reproduce", "table2", *table3[2:]]).exit_code == 0
     assert engine.started[1:] == ["scenes-config2-untrained-seed0"]
-    assert "nothing that is asked for is on cifar10" in fails(capsys, *table3, "--data", "cifar10=scenes")
+    assert "none of these experiments uses cifar10" in fails(capsys, *table3, "--data", "cifar10=scenes")

@@ -192,13 +192,13 @@ def watching(model: nn.Module) -> Iterator[Watched]:
             watched.input_codes.append(as_image(unpack_bits(out.packed, 8, out.shape.numel()), out.shape))
         elif isinstance(module, layers.RangeCodes):
             codes = as_image(unpack_bits(out.packed, out.bits, out.shape.numel()), out.shape)
-            kept = out.thread.grad_fn.saved_tensors[0] if out.thread.grad_fn is not None else None
+            kept = out.grad_carrier.grad_fn.saved_tensors[0] if out.grad_carrier.grad_fn is not None else None
             mask = None if kept is None else unpack_bits(kept, 1, codes.numel()).view(codes.shape)
             watched.ranges.append((codes, mask, float(module.low), float(module.high)))
         elif isinstance(module, layers.LowBitNorm):
-            thread = out if isinstance(out, Tensor) else out.thread
-            mask, hat, _ = thread.grad_fn.saved_tensors
-            n, shape = thread.numel(), thread.shape
+            carrier = out if isinstance(out, Tensor) else out.grad_carrier
+            mask, hat, _ = carrier.grad_fn.saved_tensors
+            n, shape = carrier.numel(), carrier.shape
             if hat is not None:
                 bits = module.options.hat_bits(module.precision.activation)
                 watched.hats[name].append(as_image(unpack_bits(hat, bits, n), shape))

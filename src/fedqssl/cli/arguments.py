@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import typer
+
 DEFAULT = "quickstart"
+INTERRUPTED = 130
+"""What a shell reports of a command that Ctrl-C ended."""
 
 
 def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -22,9 +28,51 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     return (sources[0] if sources else DEFAULT), [word for word in words if word not in sources]
 
 
+def parse_bit_range(text: str) -> tuple[int, ...]:
+    """The ``--bits`` option of measurements: ``"2..12"`` or ``"2,4,8"`` -> bitwidths, each within 1..16, in order.
+
+    Raises:
+        ValueError: if the text is neither, or a bitwidth is out of range.
+    """
+    try:
+        if ".." in text:
+            low, high = (int(part) for part in text.split(".."))
+            bits = tuple(range(low, high + 1))
+        else:
+            bits = tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        raise ValueError(f"--bits takes a range like 2..12 or a list like 2,4,8; not {text!r}") from None
+    if not bits:
+        raise ValueError(f"--bits {text} is an empty range; write the smaller number first")
+    wrong = [bit for bit in bits if not 1 <= bit <= 16]
+    if wrong:
+        raise ValueError(f"--bits takes whole numbers from 1 to 16, not {', '.join(map(str, wrong))}")
+    return bits
+
+
+@contextmanager
+def resumable(verb: str, *words: str, **options: object) -> Iterator[None]:
+    """Let Ctrl-C end a command that keeps its finished runs, and say how to resume it with the same words and options.
+
+    Args:
+        verb: of the command line.
+        words: after the verb.
+        options: by name; None is left out, and a list repeats its option.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        command = ["fedqssl", verb, *words]
+        for name, value in options.items():
+            for one in value if isinstance(value, list) else [value]:
+                command += [] if one is None else [f"--{name}", str(one)]
+        typer.echo(f"stopped; finished runs are kept; resume with: {shlex.join(command)}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def source_name(source: str) -> str:
     """A short name for folders: the preset's, or the file's without its ending."""
     return Path(source).stem
 
 
-__all__ = ["DEFAULT", "source_name", "split_words"]
+__all__ = ["DEFAULT", "INTERRUPTED", "parse_bit_range", "resumable", "source_name", "split_words"]

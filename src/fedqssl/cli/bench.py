@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from fedqssl.cli.arguments import parse_bit_range, split_words
 
 if TYPE_CHECKING:
     from fedqssl.studies.bench.records import Record
@@ -24,7 +28,7 @@ def _writable(path: Path | None) -> Path | None:
 
 app = typer.Typer(help="Measure speed and memory against fp32 and peers.", no_args_is_help=True)
 
-Bits = Annotated[str, typer.Option(help="Bitwidths of ours, separated by commas.")]
+Bits = Annotated[str, typer.Option(help="Bitwidths of ours: a list 2,4,8 or a range 2..12.")]
 Images = Annotated[int, typer.Option(min=1, help="Images in the batch; each gives two views.")]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", callback=_writable, help="Also write the results to this file.")
@@ -32,98 +36,66 @@ JsonFile = Annotated[
 Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure Brevitas and torch.ao QAT too.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; medians are shown.")]
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads.")]
-SMALL_FLEET = ("smoke", "clients=10", "bits=4,4,6,6,6,8,8,8,12,12", "workers=2")
 Width = Annotated[int, typer.Option(min=1, help="Channels of ResNet-18's first stage.")]
+PlainImages = Annotated[int, typer.Option(min=1, help="Images in the batch.")]
+InferencePeers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure torch.ao int8 and onnxruntime too.")]
+Elements = Annotated[int, typer.Option(min=1, help="Floats to quantize and pack.")]
+Size = Annotated[int, typer.Option(min=4, help="Image height and width.")]
+
+BITS = "2,4,6,8,12"
+THREADED = {"threads": (Threads, 1)}
+REPEATED = {"repeats": (Repeats, 7), **THREADED}
+SMALL_FLEET = ("smoke", "clients=10", "bits=4,4,6,6,6,8,8,8,12,12", "workers=2")
 
 
-def parse_bits(text: str) -> tuple[int, ...]:
-    """``"2,4"`` -> ``(2, 4)``; each within 1..16."""
-    try:
-        bits = tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise ValueError(f"--bits takes whole numbers with commas, like 2,4,8; not {text!r}") from None
-    if not bits or not all(1 <= s <= 16 for s in bits):
-        raise ValueError(f"--bits takes bitwidths within 1..16, not {text!r}")
-    return bits
+BENCHES: dict[str, tuple[str, dict[str, tuple[Any, object]]]] = {
+    "step": (
+        "CPU time of one training step / fp32's, interleaved (below 1 is faster than fp32).",
+        {"width": (Width, 16), "images": (Images, 256), "bits": (Bits, BITS), **REPEATED, "peers": (Peers, True)},
+    ),
+    "memory": (
+        "fp32's memory of one training step / ours, one process each (above 1 is smaller than fp32).",
+        {"width": (Width, 16), "images": (Images, 256), "bits": (Bits, BITS), **THREADED, "peers": (Peers, True)},
+    ),
+    "inference": (
+        "Images per second of a forward pass against fp32, torch.ao int8 and onnxruntime, interleaved (above 1 is faster).",
+        {
+            **{"width": (Width, 64), "images": (PlainImages, 32), "bits": (Bits, BITS), **REPEATED},
+            "peers": (InferencePeers, True),
+        },
+    ),
+    "codec": (
+        "Quantizer and packing speed as shares of memcpy's, and the fast quantizer's error.",
+        {"elements": (Elements, 4_000_000), **REPEATED},
+    ),
+    "views": (
+        "Images per second of the two-view augmentation, against kornia.",
+        {"images": (Images, 512), "size": (Size, 32), **REPEATED},
+    ),
+}
+"""Benches that are told by options alone: what the command's help says, and its options with their defaults.
+
+An option is an argument of the same name of the ``run`` in ``fedqssl.studies.bench.<name>``.
+"""
 
 
-@app.command()
-def step(
-    width: Width = 16,
-    images: Images = 256,
-    bits: Bits = "2,4,6,8,12",
-    repeats: Repeats = 7,
-    threads: Threads = 1,
-    peers: Peers = True,
-    json: JsonFile = None,
-) -> None:
-    """CPU time of one training step / fp32's, interleaved (below 1 is faster than fp32)."""
-    wanted = parse_bits(bits)
-    from fedqssl.studies.bench import step as bench
+def _add(name: str, text: str, options: dict[str, tuple[Any, object]]) -> None:
+    """Make a command of a bench: typer reads its options from the signature that is put together here."""
 
-    _show(bench.run(width, images, wanted, repeats, threads, peers), json)
+    def command(json: Path | None = None, **given: Any) -> None:
+        if "bits" in given:
+            given["bits"] = parse_bit_range(given["bits"])
+        _show(import_module(f"fedqssl.studies.bench.{name}").run(**given), json)
+
+    kinds = {**options, "json": (JsonFile, None)}
+    parameters = [Parameter(key, Parameter.KEYWORD_ONLY, annotation=k, default=v) for key, (k, v) in kinds.items()]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {key: kind for key, (kind, _) in kinds.items()}
+    app.command(name, help=text)(command)
 
 
-@app.command()
-def memory(
-    width: Width = 16,
-    images: Images = 256,
-    bits: Bits = "2,4,6,8,12",
-    threads: Threads = 1,
-    peers: Peers = True,
-    json: JsonFile = None,
-) -> None:
-    """fp32's memory of one training step / ours, one process each (above 1 is smaller than fp32)."""
-    wanted = parse_bits(bits)
-    from fedqssl.studies.bench import memory as bench
-
-    _show(bench.run(width, images, wanted, threads, peers), json)
-
-
-@app.command()
-def inference(
-    width: Width = 64,
-    images: Annotated[int, typer.Option(min=1, help="Images in the batch.")] = 32,
-    bits: Bits = "2,4,6,8,12",
-    repeats: Repeats = 7,
-    threads: Threads = 1,
-    peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Measure torch.ao int8 and onnxruntime too.")
-    ] = True,
-    json: JsonFile = None,
-) -> None:
-    """Images per second of a forward pass against fp32, torch.ao int8 and onnxruntime, interleaved (above 1 is faster)."""
-    wanted = parse_bits(bits)
-    from fedqssl.studies.bench import inference as bench
-
-    _show(bench.run(width, images, wanted, repeats, threads, peers), json)
-
-
-@app.command()
-def codec(
-    elements: Annotated[int, typer.Option(min=1, help="Floats to quantize and pack.")] = 4_000_000,
-    repeats: Repeats = 7,
-    threads: Threads = 1,
-    json: JsonFile = None,
-) -> None:
-    """Quantizer and packing speed as shares of memcpy's, and the fast quantizer's error."""
-    from fedqssl.studies.bench import codec as bench
-
-    _show(bench.run(elements, repeats=repeats, threads=threads), json)
-
-
-@app.command()
-def views(
-    images: Images = 512,
-    size: Annotated[int, typer.Option(min=4, help="Image height and width.")] = 32,
-    repeats: Repeats = 7,
-    threads: Threads = 1,
-    json: JsonFile = None,
-) -> None:
-    """Images per second of the two-view augmentation, against kornia."""
-    from fedqssl.studies.bench import views as bench
-
-    _show(bench.run(images, size, repeats, threads), json)
+for _name, (_text, _options) in BENCHES.items():
+    _add(_name, _text, _options)
 
 
 @app.command()
@@ -136,7 +108,6 @@ def engine(
     json: JsonFile = None,
 ) -> None:
     """CPU time of a round outside training, evaluation and packing; and what a second worker brings."""
-    from fedqssl.cli.arguments import split_words
     from fedqssl.config import load_config
     from fedqssl.studies.bench import engine as bench
 
@@ -152,7 +123,6 @@ def flower(
     json: JsonFile = None,
 ) -> None:
     """Seconds that Flower's simulation on Ray adds to a round (extra: flower)."""
-    from fedqssl.cli.arguments import split_words
     from fedqssl.config import load_config
     from fedqssl.studies.bench import flower as bench
 

@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from fedqssl.cli.run import INTERRUPTED
+from fedqssl.cli.arguments import resumable
 
 if TYPE_CHECKING:
     from fedqssl.runs.text_table import Grid
     from fedqssl.studies.paper.reproduce import Request
 
 
-class What(str, Enum):
-    """What can be reproduced."""
-
-    table1 = "table1"
-    table2 = "table2"
-    table3 = "table3"
-    table_low = "table_low"
-    figure1 = "figure1"
-    figure2 = "figure2"
-    figure3 = "figure3"
-    figure4 = "figure4"
-    figure5 = "figure5"
-    figure_server = "figure_server"
-    figure_temperature = "figure_temperature"
-    all = "all"
-
-
-class Size(str, Enum):
-    """How large."""
-
-    smoke = "smoke"
-    small = "small"
-    paper = "paper"
-
-
-Names = Annotated[list[What], typer.Argument(help="Tables and figures of the paper; names with a _ are our own.")]
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME...",
+        help="table1 to table3 and figure1 to figure5 of the paper; our own table_low, figure_server and figure_temperature; "
+        "or all.",
+    ),
+]
 ScaleName = Annotated[
-    Size,
+    str,
     typer.Option(
-        help="smoke: seconds a run, embedded images; small: minutes a run (preset cifar10-small); paper: the paper's own."
+        metavar="smoke|small|paper",
+        help="smoke: seconds a run, embedded images; small: minutes a run (preset cifar10-small); paper: the paper's own.",
     ),
 ]
 Data = Annotated[
@@ -65,21 +46,22 @@ Jobs = Annotated[
     ),
 ]
 Only = Annotated[
-    str | None, typer.Option(metavar="ALGORITHM,...", help="Run these rows only; tables show all that is done.")
+    str | None, typer.Option(metavar="ALGORITHM,...", help="Run these rows only; tables show every finished run.")
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder; by default runs/reproduce-<scale>.")]
 Collect = Annotated[
     bool,
     typer.Option(
-        "--collect", help="Run nothing: write tables and figures from what is done so far, also while it is run."
+        "--collect",
+        help="Run nothing: write tables and figures from the runs that are finished, even while others run.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells and how far each is, and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells and the state of each, and stop.")]
 
 
 def reproduce(
     names: Names,
-    scale: ScaleName = Size.small,
+    scale: ScaleName = "small",
     data: Data = None,
     seeds: Seeds = 1,
     jobs: Jobs = None,
@@ -88,32 +70,27 @@ def reproduce(
     collect: Collect = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Run and write the paper's tables and figures; what is done is skipped, what was stopped goes on.
+    """Run and write the paper's tables and figures; finished runs are skipped, interrupted ones are resumed.
 
     For example: fedqssl reproduce table1 --scale small --data parquet:data/cifar10 --jobs 2 --out runs/small
     """
-    folder = out if out is not None else Path("runs") / f"reproduce-{scale.value}"
+    folder = out if out is not None else Path("runs") / f"reproduce-{scale}"
     console = Console()
-    try:
+    again = {"data": data, "seeds": seeds if seeds != 1 else None, "jobs": jobs, "only": only or None, "out": folder}
+    with resumable("reproduce", *names, scale=scale, **again):
         from fedqssl.cli.progress import TerminalProgress
         from fedqssl.studies.paper import reproduce as experiments
 
         algorithms = [name.strip() for name in (only or "").split(",") if name.strip()]
-        wanted = experiments.request([n.value for n in names], scale.value, data or (), seeds, algorithms, folder)
+        wanted = experiments.request(names, scale, data or (), seeds, algorithms, folder)
         if dry_run:
             _list(wanted, folder)
             return
         with TerminalProgress(console) as progress:
-            done = (
-                experiments.collect(wanted, folder, progress)
-                if collect
-                else experiments.reproduce(wanted, folder, jobs, progress)
-            )
-    except KeyboardInterrupt:
-        typer.echo(
-            f"stopped; what is done is kept; go on with: {_command(names, scale, data, seeds, jobs, only, folder)}"
-        )
-        raise typer.Exit(INTERRUPTED) from None
+            if collect:
+                done = experiments.collect(wanted, folder, progress)
+            else:
+                done = experiments.reproduce(wanted, folder, jobs, progress)
     show(console, done.grids)
     if done.error is not None:
         raise done.error
@@ -136,25 +113,7 @@ def _list(wanted: Request, folder: Path) -> None:
     """The cells and their states."""
     from fedqssl.runs.cells import state_of
 
-    cells = list(dict.fromkeys(cell for experiment in wanted.experiments for cell in wanted.cells(experiment)))
+    cells = wanted.all_cells()
     for cell in cells:
         typer.echo(f"{state_of(cell, folder).value:6}{cell.name}")
     typer.echo(f"{len(cells)} cells")
-
-
-def _command(
-    names: list[What],
-    scale: Size,
-    data: list[str] | None,
-    seeds: int,
-    jobs: int | None,
-    only: str | None,
-    folder: Path,
-) -> str:
-    """The same command again."""
-    words = ["fedqssl", "reproduce", *(n.value for n in names), "--scale", scale.value]
-    words += [word for spec in data or () for word in ("--data", spec)]
-    words += ["--seeds", str(seeds)] if seeds != 1 else []
-    words += ["--jobs", str(jobs)] if jobs is not None else []
-    words += ["--only", only] if only else []
-    return shlex.join([*words, "--out", str(folder)])

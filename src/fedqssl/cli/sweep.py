@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from fedqssl.cli.arguments import source_name, split_words
-from fedqssl.cli.run import INTERRUPTED
+from fedqssl.cli.arguments import resumable, source_name, split_words
 
 Words = Annotated[
     list[str],
@@ -29,14 +27,14 @@ Out = Annotated[Path | None, typer.Option(help="Folder; by default runs/sweep-<p
 
 
 def sweep(words: Words, jobs: Jobs = None, out: Out = None) -> None:
-    """Run every combination of some settings' values; what is done is skipped, what was stopped goes on.
+    """Run every combination of some settings' values; finished runs are skipped, interrupted ones are resumed.
 
     For example: fedqssl sweep quickstart 'beta=0.1;0.5;5' 'seed=0;1;2' rounds=4 --jobs 2 --out runs/beta
     """
     console = Console()
     source, settings = split_words(words)
     folder = out if out is not None else Path("runs") / f"sweep-{source_name(source)}"
-    try:
+    with resumable("sweep", *words, jobs=jobs, out=folder):
         from fedqssl.cli.progress import TerminalProgress
         from fedqssl.runs.sweep import plan_sweep
         from fedqssl.runs.sweep import sweep as run_sweep
@@ -44,17 +42,6 @@ def sweep(words: Words, jobs: Jobs = None, out: Out = None) -> None:
         grid = plan_sweep(source, settings)
         with TerminalProgress(console) as progress:
             table, error = run_sweep(grid, folder, jobs, progress)
-    except KeyboardInterrupt:
-        command = [
-            "fedqssl",
-            "sweep",
-            *words,
-            *(["--jobs", str(jobs)] if jobs is not None else []),
-            "--out",
-            str(folder),
-        ]
-        typer.echo(f"stopped; what is done is kept; go on with: {shlex.join(command)}")
-        raise typer.Exit(INTERRUPTED) from None
     if table is not None:
         console.print(table.grid().rich())
     if error is not None:

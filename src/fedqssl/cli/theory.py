@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedqssl.cli.arguments import parse_bit_range
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -51,21 +53,22 @@ def theory(
     """
     if (check is Check.representability) != (run is not None):
         raise ValueError(
-            "a run's folder goes with representability, and only with it: fedqssl theory representability RUN"
+            "representability needs a run's folder, and no other check does: fedqssl theory representability RUN"
         )
-    from fedqssl.studies.theory import Settings, claim_folder, parse_bits, run_checks, write
+    from fedqssl.studies.theory import CHECKS, Settings, claim_folder, run_checks, write
+    from fedqssl.studies.theory.representability import encoder_representability
 
     if run is not None:
         claim_folder(out, overwrite)
-        features = client_features(run)
-        measured = _measure(features, rank or directions, directions, centre)
-        results = {"representability": measured, "settings": {"run": str(run), "images_per_client": IMAGES}}
+        found = encoder_representability(client_features(run), rank or directions, directions, centre)
+        settings = {"run": str(run), "images_per_client": IMAGES}
+        results = {"representability": found.to_json(), "settings": settings}
     else:
-        settings = Settings(dim, clients, rank, parse_bits(bits), rounds, seeds)
-        names = ["lemma1", "theorem1", "theorem2"] if check is Check.all else [check.value]
+        sizes = Settings(dim, clients, rank, parse_bit_range(bits), rounds, seeds)
+        names = list(CHECKS) if check is Check.all else [check.value]
         claim_folder(out, overwrite)
         began = time.perf_counter()
-        results = run_checks(names, settings, typer.echo, workers=min(2, os.cpu_count() or 1))
+        results = run_checks(names, sizes, typer.echo, workers=min(2, os.cpu_count() or 1))
         typer.echo(f"measured in {time.perf_counter() - began:.0f} s")
     write(claim_folder(out, overwrite), results, typer.echo)
     _show(results)
@@ -87,33 +90,16 @@ def client_features(folder: Path) -> dict[str, Tensor]:
     for name in sorted(context.partition.clients):
         path = folder / "clients" / name / "model.fqssl"
         if not path.is_file():
-            raise ValueError(f"{path} is missing: the run is not finished; go on with fedqssl run --resume {folder}")
-        model = context.task.converted(context.bits[name])
+            raise ValueError(
+                f"{path} is missing: the run is not finished; resume it with fedqssl run --resume {folder}"
+            )
+        bits = context.bits[name]
+        model = context.task.converted(bits)
         load_bytes(model, path.read_bytes())
-        mine = context.partition.clients[name].train[:IMAGES]
-        found[f"{name} ({context.bits[name]} bits)"] = extract_features(
-            feature_extractor(model), context.train.images[mine]
-        )
-        typer.echo(f"features of {name}: {len(mine)} images, {context.bits[name]} bits")
+        images = context.train.images[context.partition.clients[name].train[:IMAGES]]
+        found[f"{name} ({bits} bits)"] = extract_features(feature_extractor(model), images)
+        typer.echo(f"features of {name}: {len(images)} images, {bits} bits")
     return found
-
-
-def _measure(features: dict[str, Tensor], rank: int, directions: int, centre: bool) -> dict[str, object]:
-    from fedqssl.studies.theory import encoder_representability
-
-    width = next(iter(features.values())).shape[1]
-    found = encoder_representability(features, rank, directions, centre)
-    return {
-        "rank": rank,
-        "directions": directions,
-        "width": width,
-        "centred": centre,
-        "r": {name: r.tolist() for name, r in found.r.items()},
-        "share": found.share.tolist(),
-        "r_min": float(found.table.min()),
-        "r_mean": float(found.table.mean()),
-        "spread": found.spread,
-    }
 
 
 def _show(results: dict[str, dict[str, object]]) -> None:

@@ -128,7 +128,7 @@ def _lowbit_product(name: str, module: Any, x: Activation, y: Tensor, to: _Recor
     n = _entries(x)
     bits = module.weight.bits, x.bits, module.gradient_bits
     outputs = _entries(y)
-    to.products.append(Product(name, _macs(module, outputs), n, outputs, *bits, x.thread.requires_grad))
+    to.products.append(Product(name, _macs(module, outputs), n, outputs, *bits, x.grad_carrier.requires_grad))
     to.keep(x, Saved(f"{name}: input codes", n, x.bits))
 
 

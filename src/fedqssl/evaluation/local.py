@@ -36,9 +36,13 @@ class LowBitClassifier:
 
 def empty_classifier(dim: int, num_classes: int, precision: Precision) -> fx.GraphModule:
     """The classifier's architecture; its weights are zero."""
-    linear = nn.Linear(dim, num_classes)
+    return _lowbit_linear(torch.zeros(num_classes, dim), precision)
+
+
+def _lowbit_linear(weight: Tensor, precision: Precision) -> fx.GraphModule:
+    linear = nn.Linear(weight.shape[1], weight.shape[0])
     with torch.no_grad():
-        linear.weight.zero_()
+        linear.weight.copy_(weight)
         linear.bias.zero_()
     return to_lowbit(linear, precision, LowBitOptions(quantize_input=False))
 
@@ -60,12 +64,9 @@ def fit_lowbit_classifier(
     """
     scale = x.abs().max().clamp(min=1e-12)
     generator = torch.Generator().manual_seed(seed)
-    linear = nn.Linear(x.shape[1], num_classes)
-    with torch.no_grad():
-        bound = SPREAD / math.sqrt(x.shape[1])
-        linear.weight.uniform_(-bound, bound, generator=generator)
-        linear.bias.zero_()
-    model = to_lowbit(linear, Precision.for_bits(bits), LowBitOptions(quantize_input=False))
+    bound = SPREAD / math.sqrt(x.shape[1])
+    start = torch.empty(num_classes, x.shape[1]).uniform_(-bound, bound, generator=generator)
+    model = _lowbit_linear(start, Precision.for_bits(bits))
     opt = LowBitSGD(model, lr, seed=seed)
     x = x / scale
     steps = max(len(x) // batch_size, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -119,19 +120,11 @@ def knn_probabilities(
 
 
 @torch.no_grad()
-def knn_accuracy(
-    train_x: Tensor,
-    train_y: Tensor,
-    test_x: Tensor,
-    test_y: Tensor,
-    k: int = 20,
-    temperature: float = 0.1,
-    chunk: int = 1000,
-) -> float:
-    """Accuracy of the largest share of :func:`knn_probabilities`."""
+def knn_accuracy(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, **vote: Any) -> float:
+    """Accuracy of the largest share of :func:`knn_probabilities`, whose ``k``, ``temperature`` and ``chunk`` may be given."""
     _check(train_x, train_y, "train")
     _check(test_x, test_y, "test")
-    shares = knn_probabilities(train_x, train_y, test_x, int(train_y.max()) + 1, k, temperature, chunk)
+    shares = knn_probabilities(train_x, train_y, test_x, int(train_y.max()) + 1, **vote)
     return int((shares.argmax(1) == test_y).sum()) / len(test_y)
 
 

@@ -1,4 +1,4 @@
-"""Activations between low-bit layers: s-bit codes, and the thin thread that ties them into autograd's graph."""
+"""Activations between low-bit layers: s-bit codes, and the gradient carrier that ties them into autograd's graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def from_rows(rows: Tensor, shape: torch.Size) -> Tensor:
     return rows.view(n, h, w, c).permute(0, 3, 1, 2)
 
 
-def thread(shape: torch.Size, device: torch.device) -> Tensor:
+def grad_carrier(shape: torch.Size, device: torch.device) -> Tensor:
     """A float tensor of this shape that takes four bytes: it carries gradients backward and nothing forward."""
     return torch.zeros((), device=device).expand(shape)
 
@@ -83,7 +83,7 @@ class Activation:
     their gradient there instead of returning it to autograd.
     """
 
-    thread: Tensor
+    grad_carrier: Tensor
     bits: int
     step: float
     packed: Tensor | None
@@ -95,7 +95,7 @@ class Activation:
     @property
     def shape(self) -> torch.Size:
         """Shape of the activation tensor."""
-        return self.thread.shape
+        return self.grad_carrier.shape
 
     @property
     def code(self) -> Code:
@@ -122,7 +122,7 @@ class Activation:
 
     def to_tensor(self) -> Tensor:
         """The float view inside autograd, for operators that are not low-bit (pooling, a model's output)."""
-        out: Tensor = _ToTensor.apply(self.thread, self)  # type: ignore[no-untyped-call]
+        out: Tensor = _ToTensor.apply(self.grad_carrier, self)  # type: ignore[no-untyped-call]
         return out
 
     def for_backward(self) -> Tensor:
@@ -158,7 +158,7 @@ def unpack_images(packed: Tensor, code: Code, start: int, count: int, pooled: bo
 
 class _ToTensor(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, thread: Tensor, activation: Activation) -> Tensor:
+    def forward(ctx: torch.autograd.function.FunctionCtx, grad_carrier: Tensor, activation: Activation) -> Tensor:
         return activation.floats().clone()  # views and pooled buffers must not escape
 
     @staticmethod

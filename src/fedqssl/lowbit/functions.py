@@ -1,7 +1,7 @@
 """Autograd of the low-bit layers: where PAPER-TO-CODE (sections 4 and 5) says that something is quantized, kept or clipped.
 
 Everything kept for the backward pass goes through ``save_for_backward`` as packed codes, so that torch's saved-tensor hooks
-see every byte.
+see every byte. Who owns which buffer, and who may overwrite it, is in docs/lowbit-internals.md.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fedqssl.lowbit.activation import (
     Code,
     Sink,
     from_rows,
+    grad_carrier,
     pack_values,
-    thread,
     to_rows,
     unpack_images,
     unpack_values,
@@ -29,7 +29,7 @@ from fedqssl.lowbit.activation import (
 from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.quant import bit_conv2d, quantile_round
 from fedqssl.quant.kernels import intconv, native, ops
-from fedqssl.quant.kernels.types import NormAct
+from fedqssl.quant.kernels.types import Hat, NormAct
 from fedqssl.quant.packing import pack
 
 if TYPE_CHECKING:
@@ -114,15 +114,20 @@ def _in_chunks(
     return out
 
 
+def _keep_input(ctx: Any, layer: LowBitConv2d | LowBitLinear, codes: Activation) -> None:
+    """Keep the packed input codes, how to read them, and where their gradient goes."""
+    if any(ctx.needs_input_grad):
+        ctx.save_for_backward(codes.for_backward())
+    ctx.layer, ctx.code, ctx.sink = layer, codes.code, codes.sink
+
+
 class Convolve(torch.autograd.Function):
     """``y = conv(x^(Q), w^(Q))``; backward quantizes the gradient once and uses it in both products."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LowBitConv2d, codes: Activation) -> Tensor:
         """Keeps the packed input codes."""
-        if any(ctx.needs_input_grad):
-            ctx.save_for_backward(codes.for_backward())
-        ctx.layer, ctx.code, ctx.sink = layer, codes.code, codes.sink
+        _keep_input(ctx, layer, codes)
         return convolve(codes, layer)
 
     @staticmethod
@@ -179,7 +184,7 @@ def _input_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d, into: Ten
     def backward(
         part: Tensor, size: tuple[int, ...] = tuple(shape[2:]), stride: tuple[int, int] = layer.stride
     ) -> Tensor:
-        x = thread(torch.Size((part.shape[0], shape[1], *size)), g.device)  # only its shape matters
+        x = grad_carrier(torch.Size((part.shape[0], shape[1], *size)), g.device)  # only its shape matters
         return _conv_backward(part, x, w, layer, stride, 0)
 
     if not _strided_pointwise(layer):
@@ -198,9 +203,7 @@ class Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LowBitLinear, codes: Activation) -> Tensor:
         """Keeps the packed input codes."""
-        if any(ctx.needs_input_grad):
-            ctx.save_for_backward(codes.for_backward())
-        ctx.layer, ctx.code, ctx.sink = layer, codes.code, codes.sink
+        _keep_input(ctx, layer, codes)
         return codes.floats() @ layer.weight.effective().T
 
     @staticmethod
@@ -238,25 +241,25 @@ class NormActivate(torch.autograd.Function):
         residual: Tensor | None,
         layer: LowBitNorm,
         codes: Activation | None,
-        box: list[Activation],
+        out: list[Activation],
     ) -> Tensor:
-        """Returns z, or the thread of an activation that is left in ``box``."""
+        """Returns z, or the gradient carrier of an activation, which is appended to ``out``."""
         ctx.set_materialize_grads(False)
         rows = to_rows(y)
         norm, ctx.inverse_std, ctx.batch_statistics = layer.coefficients(rows, gamma, beta)
         save = any(ctx.needs_input_grad)
         act = layer.plan(rows, save, codes, residual)
-        out = ops(rows).norm_act(rows, norm, act)
-        ctx.save_for_backward(out.mask, out.hat, gamma)
+        made = ops(rows).norm_act(rows, norm, act)
+        ctx.save_for_backward(made.mask, made.hat, gamma)
         ctx.layer, ctx.act = layer, dataclasses.replace(act, residual_codes=None, residual_values=None, values_out=None)
         ctx.residual_sink = codes.sink if codes is not None else None
         ctx.sink = Sink()
         if not act.bits:
-            assert out.values is not None
-            return from_rows(out.values, y.shape)
-        result = thread(y.shape, y.device)
-        codes8, values = (None if v is None else from_rows(v, y.shape) for v in (out.codes, out.values))
-        box.append(Activation(result, act.bits, act.step, out.packed, codes8, values, sink=ctx.sink))
+            assert made.values is not None
+            return from_rows(made.values, y.shape)
+        result = grad_carrier(y.shape, y.device)
+        codes8, values = (None if v is None else from_rows(v, y.shape) for v in (made.codes, made.values))
+        out.append(Activation(result, act.bits, act.step, made.packed, codes8, values, sink=ctx.sink))
         return result
 
     @staticmethod
@@ -273,19 +276,19 @@ class NormActivate(torch.autograd.Function):
         shape = g.shape
         rows = to_rows(g)
         backend = ops(rows)
-        kept = hat, act.hat_bits, act.hat_step
+        kept = Hat(hat, act.hat_bits, act.hat_step)
         needs_residual = ctx.needs_input_grad[3]
         masked = None
         if needs_residual:
             masked = rows if total is not None else POOL.take_like(rows)
-        sum_g, sum_gx = backend.norm_backward_sums(rows, mask, *kept, masked)
+        sum_g, sum_gx = backend.norm_backward_sums(rows, mask, kept, masked)
         if masked is not None:
             rows, mask = masked, None
         dx = rows if total is not None and not needs_residual else POOL.take_like(rows)
         finite = backend.norm_backward_apply(
             rows,
             mask,
-            *kept,
+            kept,
             _backward_coefficients(ctx, gamma, sum_g, sum_gx, rows.shape[0]),
             layer.gradient_bits_for(rows.numel()),
             dx,
@@ -317,8 +320,8 @@ class QuantizeRange(torch.autograd.Function):
     """Codes of a float tensor on the uniform grid of ``[low, high]``; straight-through inside, zero where clipped."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bits: int, extent: tuple[float, float], box: list[Activation]) -> Tensor:
-        """Returns the thread of the activation that is left in ``box``."""
+    def forward(ctx: Any, x: Tensor, bits: int, extent: tuple[float, float], out: list[Activation]) -> Tensor:
+        """Returns the gradient carrier of the activation, which is appended to ``out``."""
         low, high = extent
         x = x.detach().float()
         step = (high - low) / (2**bits - 1) if high > low else 1.0
@@ -326,8 +329,8 @@ class QuantizeRange(torch.autograd.Function):
         packed = pack_values(x, code)
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(pack(((x >= low) & (x <= high)).to(torch.uint8), 1))
-        result = thread(x.shape, x.device)
-        box.append(Activation(result, bits, step, packed, None, unpack_values(packed, code), low))
+        result = grad_carrier(x.shape, x.device)
+        out.append(Activation(result, bits, step, packed, None, unpack_values(packed, code), low))
         return result
 
     @staticmethod

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from fedqssl.lowbit.activation import Activation, thread, to_rows
+from fedqssl.lowbit.activation import Activation, grad_carrier, to_rows
 from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.lowbit.functions import Convolve, Multiply, NormActivate, QuantizeRange
 from fedqssl.lowbit.precision import HAT_STEPS, LowBitOptions, Precision
@@ -74,7 +74,7 @@ class LowBitConv2d(_WeightLayer):
 
     def forward(self, x: Activation) -> Tensor:
         """Codes (N, C, H, W) to floats (N, O, H', W')."""
-        y: Tensor = Convolve.apply(x.thread, self.weight.anchor, self, x)  # type: ignore[no-untyped-call]
+        y: Tensor = Convolve.apply(x.grad_carrier, self.weight.anchor, self, x)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias.view(-1, 1, 1)
 
 
@@ -83,7 +83,7 @@ class LowBitLinear(_WeightLayer):
 
     def forward(self, x: Activation) -> Tensor:
         """Codes (N, C) to floats (N, O)."""
-        y: Tensor = Multiply.apply(x.thread, self.weight.anchor, self, x)  # type: ignore[no-untyped-call]
+        y: Tensor = Multiply.apply(x.grad_carrier, self.weight.anchor, self, x)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias
 
 
@@ -135,12 +135,10 @@ class LowBitNorm(nn.Module):
             y, residual = torch.broadcast_tensors(y, residual)  # type: ignore[no-untyped-call]
         y = y.float()
         codes = residual if isinstance(residual, Activation) else None
-        joined = codes.thread if codes is not None else residual
-        box: list[Activation] = []
-        out: Tensor = NormActivate.apply(y, self.weight, self.bias, joined, self, codes, box)  # type: ignore[no-untyped-call]
-        if not box:
-            return out
-        return dataclasses.replace(box[0], thread=out)
+        joined = codes.grad_carrier if codes is not None else residual
+        out: list[Activation] = []
+        z: Tensor = NormActivate.apply(y, self.weight, self.bias, joined, self, codes, out)  # type: ignore[no-untyped-call]
+        return dataclasses.replace(out[0], grad_carrier=z) if out else z
 
     def plan(self, rows: Tensor, save: bool, codes: Activation | None, residual: Tensor | None) -> NormAct:
         """What the kernel has to do for this call."""
@@ -229,7 +227,14 @@ class InputCodes(nn.Module):
         codes = (x * top).round().clamp(0, top).to(torch.uint8).contiguous(memory_format=fmt)
         rows = codes.permute(0, 2, 3, 1) if x.dim() == 4 else codes
         packed = pack(rows.contiguous().flatten(), INPUT_BITS)
-        return Activation(thread(x.shape, x.device), INPUT_BITS, 1.0 / top, packed, codes, None)
+        return Activation(grad_carrier(x.shape, x.device), INPUT_BITS, 1.0 / top, packed, codes, None)
+
+
+def _coded(x: Tensor, bits: int, extent: tuple[float, float]) -> Activation:
+    """Codes of floats on the uniform grid of ``extent``, tied into autograd's graph."""
+    out: list[Activation] = []
+    carrier: Tensor = QuantizeRange.apply(x, bits, extent, out)  # type: ignore[no-untyped-call]
+    return dataclasses.replace(out[0], grad_carrier=carrier)
 
 
 class RangeCodes(nn.Module):
@@ -253,10 +258,7 @@ class RangeCodes(nn.Module):
         """Floats to codes."""
         if self.training and not self.fixed:
             self._track(x.detach().float())
-        box: list[Activation] = []
-        extent = float(self.low), float(self.high)
-        out: Tensor = QuantizeRange.apply(x, self.bits, extent, box)  # type: ignore[no-untyped-call]
-        return dataclasses.replace(box[0], thread=out)
+        return _coded(x, self.bits, (float(self.low), float(self.high)))
 
     def _track(self, x: Tensor) -> None:
         low, high = x.aminmax()
@@ -281,6 +283,4 @@ class TanhCodes(nn.Module):
         """Floats to codes."""
         if residual is not None:
             z = z + (residual.to_tensor() if isinstance(residual, Activation) else residual)
-        box: list[Activation] = []
-        out: Tensor = QuantizeRange.apply(torch.tanh(torch.relu(z)), self.bits, (0.0, 1.0), box)  # type: ignore[no-untyped-call]
-        return dataclasses.replace(box[0], thread=out)
+        return _coded(torch.tanh(torch.relu(z)), self.bits, (0.0, 1.0))

@@ -166,10 +166,13 @@ class Comparison:
     def _title(self) -> str:
         configs = [next(iter(group.runs.values())).config for group in self.groups]
         first, free = configs[0], set(self.across)
-        parts = [f"{key} {value}" for key, value in (("rounds", first.rounds), ("E", first.local_epochs))]
-        data = "" if "data" in free else f" on {first.data}"
-        shown = [p for p, key in zip(parts, ("rounds", "local_epochs"), strict=True) if key not in free]
-        return f"{sum(len(g.runs) for g in self.groups)} runs{data}{''.join(f', {p}' for p in shown)}"
+        parts = {
+            "data": f" on {first.data}",
+            "rounds": f", rounds {first.rounds}",
+            "local_epochs": f", E {first.local_epochs}",
+        }
+        shown = "".join(text for key, text in parts.items() if key not in free)
+        return f"{sum(len(g.runs) for g in self.groups)} runs{shown}"
 
     def records(self) -> list[dict[str, Any]]:
         """For machines: a line per group."""
@@ -181,10 +184,7 @@ class Comparison:
             "algorithm": settings["algorithm"],
             "bits": _text(settings["bits"]),
             **{key: settings.get(key) for key in self.across if key not in FREE},
-            "global": mine.globally.mean,
-            "global_deviation": mine.globally.deviation,
-            "local": mine.locally.mean,
-            "local_deviation": mine.locally.deviation,
+            **mine.accuracies(),
             "seeds": len(mine.runs),
             "seed_list": " ".join(map(str, mine.runs)),
         }

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedqssl.evaluation.statistics import Estimate
 from fedqssl.runs.cells import Cell, State, read_result, state_of
@@ -75,6 +76,13 @@ class Measured:
         """Mean local accuracy of the clients."""
         return self._spread("local_accuracy")
 
+    def accuracies(self) -> dict[str, float | None]:
+        """Mean and deviation of both."""
+        found: dict[str, float | None] = {}
+        for name, spread in (("global", self.globally), ("local", self.locally)):
+            found |= {name: spread.mean, f"{name}_deviation": spread.deviation}
+        return found
+
     def by_bits(self) -> dict[int, float]:
         """Mean local accuracy of the clients of each bitwidth, over all seeds."""
         found: dict[int, list[float]] = {}
@@ -83,6 +91,11 @@ class Measured:
                 if client.local_accuracy is not None:
                     found.setdefault(client.bits, []).append(100 * client.local_accuracy)
         return {bits: statistics.fmean(values) for bits, values in sorted(found.items())}
+
+
+def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Percentages to a hundredth of a hundredth; what is no float stays as it is."""
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
 
 
 def at_common_seeds(found: Sequence[Measured]) -> list[Measured]:
@@ -110,4 +123,4 @@ def seeds_in(out: Path) -> list[int]:
     return sorted(int(text) for text in found if text.isdecimal())
 
 
-__all__ = ["Difference", "Measured", "Spread", "at_common_seeds", "measure", "paired", "seeds_in"]
+__all__ = ["Difference", "Measured", "Spread", "at_common_seeds", "measure", "paired", "rounded", "seeds_in"]

@@ -14,24 +14,13 @@ from rich.text import Text
 
 from fedqssl.files import write_atomically
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "–": "--",
-    "β": r"$\beta$",
-    "−": r"$-$",
-    "<": r"$<$",
-    ">": r"$>$",
-}
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"},
+        **{"±": r"$\pm$", "β": r"$\beta$", "−": r"$-$", "<": r"$<$", ">": r"$>$"},
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -67,22 +56,9 @@ class Grid:
         shape = "l" + "r" * (len(self.columns) - 1)
         label = rf"\label{{{self.label}}}" if self.label else ""
         notes = [f"% {note}" for note in self.notes]
-        return (
-            "\n".join(
-                [
-                    r"\begin{table}",
-                    r"\centering",
-                    rf"\begin{{tabular}}{{{shape}}}",
-                    r"\hline",
-                    *body,
-                    r"\end{tabular}",
-                    rf"\caption{{{tex(self.title)}}}{label}",
-                    *notes,
-                    r"\end{table}",
-                ]
-            )
-            + "\n"
-        )
+        head = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{shape}}}", r"\hline"]
+        foot = [r"\end{tabular}", rf"\caption{{{tex(self.title)}}}{label}", *notes, r"\end{table}"]
+        return "\n".join([*head, *body, *foot]) + "\n"
 
     def rich(self) -> Table:
         """For a terminal, without the notes."""
@@ -105,7 +81,7 @@ def _unpiped(text: str) -> str:
 
 def tex(text: str) -> str:
     """Text with LaTeX's special characters escaped."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    return text.translate(_LATEX)
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:

@@ -14,8 +14,8 @@ from fedqssl.data.scenes import scenes
 from fedqssl.lowbit import LowBitOptions
 from fedqssl.studies.bench import codec, memory, step, views
 from fedqssl.studies.bench.learning import Recipe, run_cells, summary
-from fedqssl.studies.bench.peers import FAMILIES, PeerUnavailableError, Variant, build, training_step
-from fedqssl.studies.bench.records import Record
+from fedqssl.studies.bench.peers import FAMILIES, Variant, build, training_step
+from fedqssl.studies.bench.records import PeerUnavailableError, Record
 
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("brevitas", "kornia")}
 

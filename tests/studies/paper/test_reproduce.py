@@ -94,5 +94,5 @@ def test_all_at_scale_smoke_and_the_same_after_a_kill(tmp_path):
 
 def test_collecting_where_nothing_is_done_says_so(tmp_path):
     result = runner.invoke(app, ["reproduce", "table1", "--scale", "smoke", "--collect", "--out", str(tmp_path / "no")])
-    assert result.exit_code != 0 and "no cell of what is asked for is finished" in str(result.exception)
+    assert result.exit_code != 0 and "none of the requested runs" in str(result.exception)
     assert not (tmp_path / "no").exists()

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fedqssl.cli.arguments import parse_bit_range
 from fedqssl.cli.main import app, main
 from fedqssl.config import load_config, to_toml
 from fedqssl.federated.context import build_simulation
 from fedqssl.lowbit import to_bytes
-from fedqssl.studies.theory import Settings, parse_bits, run_checks
+from fedqssl.studies.theory import Settings, run_checks
 
 RUN = CliRunner()
 SMALL = ["--dim", "12", "--clients", "3", "--bits", "3,8", "--rounds", "12", "--seeds", "2"]
@@ -59,7 +60,9 @@ def test_bad_input_is_one_clear_line(
 def test_representability_needs_a_run(tmp_path: Path) -> None:
     for words in (["representability"], ["lemma1", str(tmp_path)]):
         refused = RUN.invoke(app, ["theory", *words, "--out", str(tmp_path / "out")])
-        assert isinstance(refused.exception, ValueError) and "goes with representability" in str(refused.exception)
+        assert isinstance(refused.exception, ValueError) and "representability needs a run's folder" in str(
+            refused.exception
+        )
     empty = RUN.invoke(app, ["theory", "representability", str(tmp_path / "no"), "--out", str(tmp_path / "out")])
     assert isinstance(empty.exception, ValueError) and "is not a run" in str(empty.exception)
 
@@ -89,8 +92,8 @@ def test_representability_of_a_run(tmp_path: Path) -> None:
 
 
 def test_bits_words() -> None:
-    assert parse_bits("2..5") == (2, 3, 4, 5) and parse_bits("8,4,4") == (4, 8)
-    assert Settings(bits=parse_bits("2..12")).slope_bits == tuple(range(4, 11))
+    assert parse_bit_range("2..5") == (2, 3, 4, 5) and parse_bit_range("8,4,4") == (4, 8)
+    assert Settings(bits=parse_bit_range("2..12")).slope_bits == tuple(range(4, 11))
     assert Settings(bits=(2, 3)).slope_bits == (2, 3)
 
 
@@ -104,4 +107,8 @@ def test_theory_stands_below_the_roles() -> None:
     lines = [line for file in folder.glob("*.py") for line in file.read_text().splitlines()]
     imports = {line.split()[1] for line in lines if line.startswith(("from fedqssl", "import fedqssl"))}
     below = {name for name in imports if not name.startswith("fedqssl.studies.theory")}
-    assert {".".join(name.split(".")[:2]) for name in below} == {"fedqssl.quant", "fedqssl.evaluation"}
+    assert {".".join(name.split(".")[:2]) for name in below} == {
+        "fedqssl.quant",
+        "fedqssl.evaluation",
+        "fedqssl.plotting",
+    }

@@ -4,8 +4,8 @@ import pytest
 
 from fedqssl.evaluation.statistics import Estimate
 from fedqssl.studies.theory import Settings
-from fedqssl.studies.theory.lemma1 import Curves, lemma1, measure_rates
-from fedqssl.studies.theory.lemma1_claims import judge
+from fedqssl.studies.theory.lemma1 import lemma1, measure_rates
+from fedqssl.studies.theory.lemma1_claims import Curves, judge
 
 
 @pytest.fixture(scope="module")

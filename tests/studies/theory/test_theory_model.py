@@ -4,20 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedqssl.studies.theory import (
-    Sources,
+from fedqssl.studies.theory.data import Sources, blended_data, client_data, expected_covariance, printed_covariance
+from fedqssl.studies.theory.model import (
     align,
-    blended_data,
-    client_data,
     covariance,
-    expected_covariance,
     global_covariance,
     gradient,
     hessian_product,
     minimum,
     objective,
     optimum,
-    printed_covariance,
     ssl_objective,
     ssl_objective_sampled,
     weak_convexity,

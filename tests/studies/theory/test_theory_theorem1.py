@@ -6,20 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedqssl.studies.theory import (
-    Precision,
-    Settings,
-    Steps,
-    check_smoothness,
-    covariance,
-    gradient,
-    initial_weights,
-    minimum,
-    moreau,
-    objective,
-    run_fedavg,
-    weak_convexity,
-)
+from fedqssl.studies.theory import Settings
+from fedqssl.studies.theory.fedavg import Precision, Steps, initial_weights, run_fedavg
+from fedqssl.studies.theory.model import covariance, gradient, minimum, objective, weak_convexity
+from fedqssl.studies.theory.moreau import check_smoothness, moreau
 from fedqssl.studies.theory.randomness import generator
 from fedqssl.studies.theory.theorem1 import Case, cases, compare, make_problem, run_case
 

@@ -3,19 +3,18 @@
 import pytest
 import torch
 
-from fedqssl.studies.theory import (
-    Settings,
-    Sources,
-    client_data,
+from fedqssl.studies.theory import Settings
+from fedqssl.studies.theory.data import Sources, client_data
+from fedqssl.studies.theory.model import optimum
+from fedqssl.studies.theory.randomness import generator
+from fedqssl.studies.theory.representability import (
     encoder_representability,
     lower_bound,
-    optimum,
     printed_bound,
     representability,
-    supervised_features,
-    theorem2,
 )
-from fedqssl.studies.theory.randomness import generator
+from fedqssl.studies.theory.supervised import supervised_features
+from fedqssl.studies.theory.theorem2 import theorem2
 
 
 def _w(m: int, d: int = 10, seed: int = 0) -> torch.Tensor:

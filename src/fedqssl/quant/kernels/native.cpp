@@ -163,58 +163,55 @@ inline int64_t packed_bytes(int64_t n, int s) { return (n * s + 7) / 8; }
 
 constexpr int64_t kBlock = 1024;  // elements whose codes wait in a small buffer before they are packed
 
-template <class Code>
-void quantize_pack(const float* x, int64_t n, int s, float mul, uint8_t* out, int threads) {
-    const float top = static_cast<float>((1 << s) - 1);
-    const int64_t total = packed_bytes(n, s);
+// Calls body(buffer, start, count) for every block of n elements, the chunks of blocks side by side.
+template <class Code, class Body>
+void for_blocks(int64_t n, int threads, Body body) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
         alignas(32) Code buffer[kBlock];
         const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
-        for (int64_t b0 = c0; b0 < c1; b0 += kBlock) {
-            const int64_t count = b0 + kBlock < c1 ? kBlock : c1 - b0;
-            int64_t i = 0;
-            for (; i + 8 <= count; i += 8) {
-                const __m256 t = _mm256_mul_ps(_mm256_loadu_ps(x + b0 + i), _mm256_set1_ps(mul));
-                store_codes(buffer + i, clamp_round(t, _mm256_set1_ps(top)));
-            }
-            if (i < count) {
-                float tail[8] = {0};
-                Code codes[8];
-                std::memcpy(tail, x + b0 + i, 4 * (count - i));
-                const __m256 t = _mm256_mul_ps(_mm256_loadu_ps(tail), _mm256_set1_ps(mul));
-                store_codes(codes, clamp_round(t, _mm256_set1_ps(top)));
-                std::memcpy(buffer + i, codes, sizeof(Code) * (count - i));
-            }
-            // A block must not write past its own bytes: its neighbour may belong to another thread.
-            pack(buffer, count, s, out + b0 * s / 8, packed_bytes(count, s));
-        }
+        for (int64_t b0 = c0; b0 < c1; b0 += kBlock) body(buffer, b0, b0 + kBlock < c1 ? kBlock : c1 - b0);
     }
-    (void)total;
+}
+
+template <class Code>
+void quantize_pack(const float* x, int64_t n, int s, float mul, uint8_t* out, int threads) {
+    const float top = static_cast<float>((1 << s) - 1);
+    for_blocks<Code>(n, threads, [=](Code* buffer, int64_t b0, int64_t count) {
+        int64_t i = 0;
+        for (; i + 8 <= count; i += 8) {
+            const __m256 t = _mm256_mul_ps(_mm256_loadu_ps(x + b0 + i), _mm256_set1_ps(mul));
+            store_codes(buffer + i, clamp_round(t, _mm256_set1_ps(top)));
+        }
+        if (i < count) {
+            float tail[8] = {0};
+            Code codes[8];
+            std::memcpy(tail, x + b0 + i, 4 * (count - i));
+            const __m256 t = _mm256_mul_ps(_mm256_loadu_ps(tail), _mm256_set1_ps(mul));
+            store_codes(codes, clamp_round(t, _mm256_set1_ps(top)));
+            std::memcpy(buffer + i, codes, sizeof(Code) * (count - i));
+        }
+        // A block must not write past its own bytes: its neighbour may belong to another thread.
+        pack(buffer, count, s, out + b0 * s / 8, packed_bytes(count, s));
+    });
 }
 
 template <class Code, bool kTable>
 void unpack_float(const uint8_t* in, int64_t n, int s, float mul, float add, const float* table, float* out,
                   int threads) {
     const int64_t total = packed_bytes(n, s);
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
-        alignas(32) Code buffer[kBlock];
-        const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
-        for (int64_t b0 = c0; b0 < c1; b0 += kBlock) {
-            const int64_t count = b0 + kBlock < c1 ? kBlock : c1 - b0;
-            const int64_t at = b0 * s / 8;
-            unpack(in + at, count, s, buffer, total - at);
-            int64_t i = 0;
-            if (!kTable) {
-                for (; i + 8 <= count; i += 8) {
-                    const __m256 v = _mm256_mul_ps(load_codes(buffer + i), _mm256_set1_ps(mul));
-                    _mm256_storeu_ps(out + b0 + i, _mm256_add_ps(v, _mm256_set1_ps(add)));
-                }
+    for_blocks<Code>(n, threads, [=](Code* buffer, int64_t b0, int64_t count) {
+        const int64_t at = b0 * s / 8;
+        unpack(in + at, count, s, buffer, total - at);
+        int64_t i = 0;
+        if (!kTable) {
+            for (; i + 8 <= count; i += 8) {
+                const __m256 v = _mm256_mul_ps(load_codes(buffer + i), _mm256_set1_ps(mul));
+                _mm256_storeu_ps(out + b0 + i, _mm256_add_ps(v, _mm256_set1_ps(add)));
             }
-            for (; i < count; ++i) out[b0 + i] = kTable ? table[buffer[i]] : float(buffer[i]) * mul + add;
         }
-    }
+        for (; i < count; ++i) out[b0 + i] = kTable ? table[buffer[i]] : float(buffer[i]) * mul + add;
+    });
 }
 
 // Rows per block of a (rows, channels) matrix: a multiple of 8, so that every block starts on a byte boundary.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedqssl.quant.kernels.reference import code_dtype
-from fedqssl.quant.kernels.types import KeyTable, Norm, NormAct, NormActResult, extra_bits
+from fedqssl.quant.kernels.types import Coefficients, Hat, KeyTable, Norm, NormAct, NormActResult, extra_bits
 
 NAME = "native"
 _ABI = 2
@@ -255,35 +255,26 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
     return result
 
 
-def norm_backward_sums(
-    g: Tensor, mask: Tensor | None, hat: Tensor | None, hat_bits: int, hat_step: float, out: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def norm_backward_sums(g: Tensor, mask: Tensor | None, hat: Hat, out: Tensor | None) -> tuple[Tensor, Tensor]:
     """See :func:`.reference.norm_backward_sums`."""
     rows, channels = g.shape
     sums = torch.empty(2, channels, dtype=torch.float64)
-    kept = (hat_bits, hat_step) if hat is not None else (0, 0.0)
-    pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat)
+    kept = hat[1:] if hat.packed is not None else (0, 0.0)
+    pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat.packed)
     _call("fq_norm_backward_sums", *pointers, *kept, _ptr(out), *map(_ptr, sums), _threads())
     return sums[0], sums[1]
 
 
 def norm_backward_apply(
-    g: Tensor,
-    mask: Tensor | None,
-    hat: Tensor | None,
-    hat_bits: int,
-    hat_step: float,
-    coefficients: tuple[Tensor, Tensor, Tensor],
-    quantile_bits: int | None,
-    out: Tensor,
+    g: Tensor, mask: Tensor | None, hat: Hat, coefficients: Coefficients, quantile_bits: int | None, out: Tensor
 ) -> bool:
     """See :func:`.reference.norm_backward_apply`."""
     rows, channels = g.shape
     hist, extent = None, _floats(2)
     if quantile_bits is not None:
         hist = torch.empty(_KEYS, dtype=torch.int32)
-    kept = (hat_bits, hat_step) if hat is not None else (0, 0.0)
-    pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat)
+    kept = hat[1:] if hat.packed is not None else (0, 0.0)
+    pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat.packed)
     outputs = *map(_ptr, coefficients), out.data_ptr(), _ptr(hist), extent.data_ptr()
     _call("fq_norm_backward_apply", *pointers, *kept, *outputs, _threads())
     if hist is None or quantile_bits is None:

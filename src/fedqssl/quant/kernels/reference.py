@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedqssl.quant.kernels.types import KeyTable, Norm, NormAct, NormActResult, extra_bits
+from fedqssl.quant.kernels.types import Coefficients, Hat, KeyTable, Norm, NormAct, NormActResult, extra_bits
 
 NAME = "torch"
 _CHUNK = 1 << 20  # codes expanded to single bits at a time
@@ -187,11 +187,11 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
     )
 
 
-def _unpack_hat(hat: Tensor | None, like: Tensor, bits: int, step: float) -> Tensor:
-    if hat is None:
+def _unpack_hat(hat: Hat, like: Tensor) -> Tensor:
+    if hat.packed is None:
         return torch.zeros_like(like)
-    offset = -0.5 * (2**bits - 1) * step
-    return unpack_affine(hat, bits, like.numel(), step, offset).view_as(like)
+    offset = -0.5 * (2**hat.bits - 1) * hat.step
+    return unpack_affine(hat.packed, hat.bits, like.numel(), hat.step, offset).view_as(like)
 
 
 def apply_mask(g: Tensor, mask: Tensor | None) -> Tensor:
@@ -199,30 +199,21 @@ def apply_mask(g: Tensor, mask: Tensor | None) -> Tensor:
     return g if mask is None else g * unpack(mask, 1, g.numel()).view_as(g)
 
 
-def norm_backward_sums(
-    g: Tensor, mask: Tensor | None, hat: Tensor | None, hat_bits: int, hat_step: float, out: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def norm_backward_sums(g: Tensor, mask: Tensor | None, hat: Hat, out: Tensor | None) -> tuple[Tensor, Tensor]:
     """Per channel, sums of the masked g and of ``g * x_hat`` in float64; ``out`` (may be g) receives the masked g."""
     masked = apply_mask(g, mask)
-    x_hat = _unpack_hat(hat, g, hat_bits, hat_step)
+    x_hat = _unpack_hat(hat, g)
     if out is not None:
         out.copy_(masked)
     return masked.double().sum(0), (masked.double() * x_hat).sum(0)
 
 
 def norm_backward_apply(
-    g: Tensor,
-    mask: Tensor | None,
-    hat: Tensor | None,
-    hat_bits: int,
-    hat_step: float,
-    coefficients: tuple[Tensor, Tensor, Tensor],
-    quantile_bits: int | None,
-    out: Tensor,
+    g: Tensor, mask: Tensor | None, hat: Hat, coefficients: Coefficients, quantile_bits: int | None, out: Tensor
 ) -> bool:
     """``out = g * mul + x_hat * hat_mul + add``, quantile-quantized if bits are given; out may be g. Is all finite?"""
     mul, hat_mul, add = coefficients
-    out.copy_(apply_mask(g, mask) * mul + _unpack_hat(hat, g, hat_bits, hat_step) * hat_mul + add)
+    out.copy_(apply_mask(g, mask) * mul + _unpack_hat(hat, g) * hat_mul + add)
     if quantile_bits is None:
         return bool(torch.isfinite(out).all())
     hist, low, high = key_histogram(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -33,6 +34,18 @@ class Norm:
     hat_add: Tensor
     mul: Tensor
     add: Tensor
+
+
+class Hat(NamedTuple):
+    """x_hat as it is kept for the backward pass: packed codes (None without a batch norm), their bits and their step."""
+
+    packed: Tensor | None
+    bits: int
+    step: float
+
+
+Coefficients = tuple[Tensor, Tensor, Tensor]
+"""Of batch norm's backward, per channel: ``dx = g * mul + x_hat * hat_mul + add``."""
 
 
 @dataclass(frozen=True)

@@ -52,17 +52,10 @@ def _memcpy(source: Tensor) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
-def _row(operation: str, bits: int, timing: Timing, elements: int) -> dict[str, str | int | float | None]:
-    gigabytes = 4 * elements / 1e9
-    return {
-        "operation": operation,
-        "bits": bits,
-        "vs_memcpy": 1 / timing.ratio,
-        "gb_per_s": gigabytes / timing.seconds,
-        "vs_sort": None,
-        "relative_mse": None,
-        "mse_ratio": None,
-    }
+def _row(operation: str, bits: int, timing: Timing, elements: int, **more: float | None) -> Row:
+    speed = {"vs_memcpy": 1 / timing.ratio, "gb_per_s": 4 * elements / 1e9 / timing.seconds}
+    unknown = dict.fromkeys(("vs_sort", "relative_mse", "mse_ratio"))
+    return {"operation": operation, "bits": bits, **speed, **unknown, **more}
 
 
 def _quantile_rows(x: Tensor, bits: Sequence[int], repeats: int, threads: int) -> list[Row]:
@@ -77,11 +70,10 @@ def _quantile_rows(x: Tensor, bits: Sequence[int], repeats: int, threads: int) -
         timings = interleaved(work, "memcpy", repeats=repeats, warmup=1, threads=threads)
         error = (quantile_round(x, s) - x).square().mean() / x.square().mean()
         exact = (quantile_round(x, s, method="exact") - x).square().mean() / x.square().mean()
-        row = _row("quantile", s, timings["ours"], x.numel())
-        row["vs_sort"] = timings["sort"].seconds / timings["ours"].seconds
-        row["relative_mse"] = float(error)
-        row["mse_ratio"] = float(error / exact) if exact > 0 else None
-        rows.append(row)
+        ratio = float(error / exact) if exact > 0 else None
+        sort = timings["sort"].seconds / timings["ours"].seconds
+        more = {"vs_sort": sort, "relative_mse": float(error), "mse_ratio": ratio}
+        rows.append(_row("quantile", s, timings["ours"], x.numel(), **more))
     return rows
 
 

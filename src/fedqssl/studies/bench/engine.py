@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 from unittest import mock
 
@@ -18,17 +19,16 @@ from fedqssl.engines.pool import Pool
 from fedqssl.federated.context import Simulation, build_simulation
 from fedqssl.runs.folder import RunFolder
 from fedqssl.runs.round import first_checkpoint, learning_rate, play_round
-from fedqssl.studies.bench.records import Record
+from fedqssl.studies.bench.records import Record, settings_of, value_rows
 
 WORK = {
     "training": [f"fedqssl.federated.{m}.train_epoch" for m in ("client", "server.fine_tune", "server.requantize")],
     "evaluation": ["fedqssl.runs.round.knn_monitor", "fedqssl.runs.round.collapse_monitor"],
     "packing": [
-        f"fedqssl.federated.{m}"
-        for m in ("client.load_bytes", "client.to_bytes", "state.load_bytes", "server.requantize.to_bytes")
-    ]
-    + ["fedqssl.federated.server.validate.load_bytes", "fedqssl.federated.server.validate.to_bytes"]
-    + ["fedqssl.runs.round.to_bytes"],
+        *(f"fedqssl.federated.{m}.load_bytes" for m in ("client", "state", "server.validate")),
+        *(f"fedqssl.federated.{m}.to_bytes" for m in ("client", "server.requantize", "server.validate")),
+        "fedqssl.runs.round.to_bytes",
+    ],
 }
 
 
@@ -94,15 +94,9 @@ def run(config: RunConfig, rounds: int = 2, repeats: int = 3) -> Record:
     one = build_simulation(config.model_copy(update={"workers": 1}))
     two = build_simulation(config.model_copy(update={"workers": 2}))
     spent = overhead(one, rounds)
-    pairs = sorted(a / b for a, b in throughput(one, two, repeats))
-    rows: list[dict[str, str | int | float | None]] = [
-        {"what": f"CPU share of {kind}", "value": seconds / spent["total"]} for kind, seconds in spent.items()
-    ]
-    rows.append({"what": "throughput of two workers / one (wall, median)", "value": pairs[len(pairs) // 2]})
-    settings: dict[str, str | int | float] = {
-        "rounds": rounds,
-        "repeats": repeats,
-        "cpu_seconds_a_round": round(spent["total"] / rounds, 2),
-    }
-    settings |= {"model": config.model, "width": config.width, "clients": config.clients, "data": config.data}
-    return Record("engine", rows, settings=settings)
+    found = {f"CPU share of {kind}": seconds / spent["total"] for kind, seconds in spent.items()}
+    gain = median_high(a / b for a, b in throughput(one, two, repeats))
+    found["throughput of two workers / one (wall, median)"] = gain
+    settings = {"rounds": rounds, "repeats": repeats, "cpu_seconds_a_round": round(spent["total"] / rounds, 2)}
+    settings |= settings_of(config, "model", "width", "clients", "data")
+    return Record("engine", value_rows(found), settings=settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median_high
 
 from fedqssl.config import RunConfig
 from fedqssl.engines.in_process import InProcess
@@ -10,7 +11,7 @@ from fedqssl.engines.pool import Pool
 from fedqssl.federated.context import build_simulation
 from fedqssl.runs.lifecycle import ENGINES
 from fedqssl.runs.round import first_checkpoint, learning_rate
-from fedqssl.studies.bench.records import Record
+from fedqssl.studies.bench.records import Record, settings_of, value_rows
 
 
 def run(config: RunConfig, repeats: int = 7) -> Record:
@@ -28,18 +29,11 @@ def run(config: RunConfig, repeats: int = 7) -> Record:
                 began = time.monotonic()
                 engine.train_clients(payloads, context.job(number, rate))
                 seconds[name].append(time.monotonic() - began)
-    pairs = sorted(b - a for a, b in list(zip(*seconds.values(), strict=True))[1:])
-    rows: list[dict[str, str | int | float | None]] = [
-        {"what": f"round's client phase, {name} (s, median)", "value": _median(found[1:])}
-        for name, found in seconds.items()
-    ]
-    rows.append({"what": "difference of neighbours (s, median)", "value": _median(pairs)})
-    rows.append({"what": "largest difference (s)", "value": pairs[-1]})
-    rows.append({"what": "start of the simulation (s)", "value": started})
-    settings: dict[str, str | int | float] = {"repeats": repeats, "clients": config.clients, "workers": config.workers}
-    settings |= {"model": config.model, "width": config.width, "images": config.images or 0, "data": config.data}
-    return Record("flower", rows, settings=settings)
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+    pairs = [b - a for a, b in list(zip(*seconds.values(), strict=True))[1:]]
+    found = {f"round's client phase, {name} (s, median)": median_high(each[1:]) for name, each in seconds.items()}
+    found["difference of neighbours (s, median)"] = median_high(pairs)
+    found["largest difference (s)"] = max(pairs)
+    found["start of the simulation (s)"] = started
+    settings = settings_of(config, "clients", "workers", "model", "width", "images", "data")
+    settings = {"repeats": repeats, **settings, "images": config.images or 0}
+    return Record("flower", value_rows(found), settings=settings)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-import gc
-import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedqssl.studies.bench.memory import status_bytes
-from fedqssl.studies.bench.peers import PeerUnavailableError
-from fedqssl.studies.bench.records import Record, Row, Skipped
+from fedqssl.studies.bench.memory import measuring_process, steady_and_peak
+from fedqssl.studies.bench.records import PeerUnavailableError, Record, Row, available
 from fedqssl.studies.bench.timing import interleaved, torch_threads
 
 FP32 = "fp32"
@@ -119,19 +115,21 @@ def pictures(count: int) -> Tensor:
 
 def variant(name: str, model: nn.Module, x: Tensor, threads: int) -> tuple[Work, dict[str, Any]]:
     """One candidate by name: what to call, and what it is."""
+    integers: int | None = 0
     if name == PEERS[0]:
         quantized, size = ao_int8(model, x)
-        return _calling(quantized, x), {"variant": name, "bits": 8, "integer_layers": None, "model_bytes": size}
-    if name == PEERS[1]:
-        work, size = onnx_fp32(model, x, threads)
-        return work, {"variant": name, "bits": 32, "integer_layers": 0, "model_bytes": size}
-    if name == FP32:
+        work, bits, integers = _calling(quantized, x), 8, None
+    elif name == PEERS[1]:
+        (work, size), bits = onnx_fp32(model, x, threads), 32
+    elif name == FP32:
         fp32 = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         size = 4 * sum(t.numel() for t in (*fp32.parameters(), *fp32.buffers()))
-        return _calling(fp32, x), {"variant": FP32, "bits": 32, "integer_layers": 0, "model_bytes": size}
-    bits = int(name.removeprefix("fedqssl-"))
-    made, size, integers = lowbit(model, bits, x)
-    return _calling(made, x), {"variant": "fedqssl", "bits": bits, "integer_layers": integers, "model_bytes": size}
+        work, bits = _calling(fp32, x), 32
+    else:
+        name, _, text = name.partition("-")
+        made, size, integers = lowbit(model, bits := int(text), x)
+        work = _calling(made, x)
+    return work, {"variant": name, "bits": bits, "integer_layers": integers, "model_bytes": size}
 
 
 def run(
@@ -148,26 +146,19 @@ def run(
     convolutions that run on integers, exactly. ``model_bytes`` is the stored model, ``peak_bytes`` what a call needs besides.
     """
     x = pictures(images)
-    work: dict[str, Work] = {}
-    about: dict[str, dict[str, Any]] = {}
-    skipped: list[Skipped] = []
     wanted = [FP32, *(f"fedqssl-{s}" for s in bits), *(PEERS if peers else ())]
     with torch_threads(threads):
         model = network(width)
-        for name in wanted:
-            try:
-                work[name], about[name] = variant(name, model, x, threads)
-            except PeerUnavailableError as error:
-                skipped.append(Skipped(name, str(error)))
+        made, skipped = available({name: partial(variant, name, model, x, threads) for name in wanted})
+    work = {name: call for name, (call, _) in made.items()}
     timings = interleaved(work, FP32, repeats=repeats, warmup=1, threads=threads)
-    peaks = {name: _peak_apart(name, width, images, threads) for name in work}
     results: list[Row] = [
         {
-            **about[name],
+            **made[name][1],
             "images_per_second": images / timing.seconds,
             "speedup": 1 / timing.ratio,
             "spread": timing.spread,
-            "peak_bytes": peaks[name],
+            "peak_bytes": _peak_apart(name, width, images, threads),
         }
         for name, timing in timings.items()
     ]
@@ -183,12 +174,7 @@ def run(
 
 def _peak_apart(name: str, width: int, images: int, threads: int) -> int | None:
     """How far one call rises above what its process holds before it; in a process of its own, as in ``bench memory``."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fedqssl.studies.bench.inference", name, *map(str, (width, images, threads))],
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"},
-        capture_output=True,
-        text=True,
-    )
+    done = measuring_process("inference", name, width, images, threads)
     return int(done.stdout) if done.returncode == 0 else None
 
 
@@ -196,12 +182,7 @@ def _measure(arguments: Sequence[str]) -> int:
     width, images, threads = map(int, arguments[1:])
     torch.set_num_threads(threads)
     work, _ = variant(arguments[0], network(width), pictures(images), threads)
-    work()
-    gc.collect()
-    before = status_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM to VmRSS
-    work()
-    print(status_bytes("VmHWM") - before)
+    print(steady_and_peak(work, warm=1)[1])
     return 0
 
 

@@ -1,14 +1,13 @@
 """Does low-bit training learn? SimCLR on real images at several bitwidths, paired by seed with plain fp32.
 
 Every cell (bits, seed) starts from the same float weights, sees the same images in the same order through the same views, and
-ends in one JSON file; cells that are there are skipped, so an interrupted run goes on where it stopped.
+ends in one JSON file; cells that are there are skipped, so an interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch import nn
 from fedqssl.data.parquet import ImageSet
 from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.probe import linear_probe
+from fedqssl.files import write_atomically
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
 from fedqssl.models import projector, resnet18
 from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
@@ -34,10 +34,11 @@ Progress = Callable[[str], None]
 class Recipe:
     """What a cell trains: the same for all bitwidths."""
 
-    width: int = 16
+    width: int
     epochs: int = 15
     batch_size: int = 256
     lr: float = 1.6
+    """The learning rate after ``warmup_epochs``; half a cosine brings it to zero."""
     temperature: float = 0.5
     warmup_epochs: int = 1
 
@@ -138,9 +139,7 @@ def run_cells(
         path = out / f"bits{bits:02d}-seed{seed}.json"
         if not path.exists():
             cell = train_cell(bits, seed, train, test, recipe, options, progress)
-            partial = path.with_suffix(".tmp")
-            partial.write_text(json.dumps(asdict(cell), indent=1) + "\n")
-            os.replace(partial, path)
+            write_atomically(path, (json.dumps(asdict(cell), indent=1) + "\n").encode())
         cell = Cell(**json.loads(path.read_text()))
         if cell.recipe != asdict(recipe):
             raise ValueError(f"{path} was made with another recipe ({cell.recipe}); choose another --out")

@@ -11,11 +11,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedqssl.studies.bench.records import Record, Row, Skipped
+from fedqssl.studies.bench.records import PeerUnavailableError, Record, Row, Skipped
 
 if TYPE_CHECKING:
     from fedqssl.studies.bench.peers import TrainingStep, Variant
@@ -29,7 +29,7 @@ def run(width: int = 16, images: int = 256, bits: Sequence[int] = (4,), threads:
     ``steady_bytes`` is what the process holds between steps on top of the imported libraries (weights, data,
     caches, scratch buffers that are kept), ``peak_bytes`` what a step adds, ``total_ratio`` compares sums.
     """
-    from fedqssl.studies.bench.step import candidates
+    from fedqssl.studies.bench.step import batch_settings, candidates
 
     rows: list[dict[str, str | int | float]] = []
     skipped: list[Skipped] = []
@@ -40,32 +40,18 @@ def run(width: int = 16, images: int = 256, bits: Sequence[int] = (4,), threads:
         else:
             rows.append({"variant": variant.family, "bits": variant.bits, **result})
     results: list[Row] = [{**row, **_ratios(rows[0], row)} for row in rows]
-    settings = {
-        "model": "resnet18+projector",
-        "width": width,
-        "images": images,
-        "views": 2,
-        "threads": threads,
-    }
-    return Record("memory", results, skipped, settings)
+    return Record("memory", results, skipped, {**batch_settings(width, images), "threads": threads})
 
 
 def _ratios(fp32: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
     return {
-        "peak_ratio": fp32["peak_bytes"] / max(row["peak_bytes"], 1),
-        "saved_ratio": fp32["saved_bytes"] / max(row["saved_bytes"], 1),
+        **{f"{what}_ratio": fp32[f"{what}_bytes"] / max(row[f"{what}_bytes"], 1) for what in ("peak", "saved")},
         "total_ratio": (fp32["steady_bytes"] + fp32["peak_bytes"]) / (row["steady_bytes"] + row["peak_bytes"]),
     }
 
 
 def _measure_apart(variant: Variant, width: int, images: int, threads: int) -> dict[str, int] | Skipped:
-    arguments = [variant.family, *map(str, (variant.bits, width, images, threads))]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedqssl.studies.bench.memory", *arguments],
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"},
-        capture_output=True,
-        text=True,
-    )
+    done = measuring_process("memory", variant.family, variant.bits, width, images, threads)
     if done.returncode == _SKIPPED:
         return Skipped(variant.name, done.stdout.strip())
     if done.returncode != 0:
@@ -73,6 +59,13 @@ def _measure_apart(variant: Variant, width: int, images: int, threads: int) -> d
         raise OSError(f"memory of {variant.name}: the measuring process ended with {done.returncode}: {last}")
     result: dict[str, int] = json.loads(done.stdout)
     return result
+
+
+def measuring_process(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a bench's module in a process of its own, whose freed buffers leave the resident set at once."""
+    command = [sys.executable, "-m", f"fedqssl.studies.bench.{module}", *map(str, arguments)]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def status_bytes(field: str) -> int:
@@ -83,7 +76,7 @@ def status_bytes(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}; the memory bench needs Linux")
 
 
-def steady_and_peak(step: TrainingStep, warm: int = 2) -> tuple[int, int]:
+def steady_and_peak(step: Callable[[], object], warm: int = 2) -> tuple[int, int]:
     """Resident size between steps, and how far one step rises above it."""
     for _ in range(warm):
         step()
@@ -117,7 +110,7 @@ def _measure(arguments: Sequence[str]) -> int:
     import torch
 
     from fedqssl.ssl import simclr  # noqa: F401  (libraries are not part of what a variant holds)
-    from fedqssl.studies.bench.peers import PeerUnavailableError, Variant, training_step
+    from fedqssl.studies.bench.peers import Variant, training_step
 
     bits, width, images, threads = map(int, arguments[1:])
     torch.set_num_threads(threads)

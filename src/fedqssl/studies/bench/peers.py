@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
-class PeerUnavailableError(ImportError):
-    """A peer can't be measured here; the message says why and what to install."""
+from fedqssl.studies.bench.records import PeerUnavailableError
 
 
 @dataclass(frozen=True)

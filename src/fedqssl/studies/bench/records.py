@@ -9,12 +9,22 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedqssl.files import write_atomically
+
+if TYPE_CHECKING:
+    from fedqssl.config import RunConfig
 
 Row = Mapping[str, str | int | float | None]
+T = TypeVar("T")
+
+
+class PeerUnavailableError(ImportError):
+    """A peer can't be measured here; the message says why and what to install."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,18 @@ class Skipped:
 
     variant: str
     reason: str
+
+
+def available(candidates: Mapping[str, Callable[[], T]]) -> tuple[dict[str, T], list[Skipped]]:
+    """What can be made here, by name, and what cannot, with the reason."""
+    made: dict[str, T] = {}
+    skipped = []
+    for name, make in candidates.items():
+        try:
+            made[name] = make()
+        except PeerUnavailableError as error:
+            skipped.append(Skipped(name, str(error)))
+    return made, skipped
 
 
 @dataclass(frozen=True)
@@ -39,19 +61,24 @@ class Record:
         return {
             "bench": self.bench,
             "results": [dict(row) for row in self.results],
-            "skipped": [{"variant": s.variant, "reason": s.reason} for s in self.skipped],
+            "skipped": [asdict(s) for s in self.skipped],
             "settings": {**self.settings, "machine": machine()},
         }
 
     def write(self, path: Path) -> None:
         """Write the JSON form in one rename, making parent folders; an older file is replaced."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_atomically(path, (json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n").encode())
+
+
+def value_rows(found: Mapping[str, float]) -> list[Row]:
+    """Results of a bench that measures several things once: what it is, and its value."""
+    return [{"what": what, "value": value} for what, value in found.items()]
+
+
+def settings_of(config: RunConfig, *names: str) -> dict[str, Any]:
+    """Settings of a run that a bench records."""
+    return {name: getattr(config, name) for name in names}
 
 
 def cpu_model() -> str:
@@ -80,16 +107,5 @@ def machine() -> dict[str, Any]:
         "fedqssl": __version__,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "malloc": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")},
-        "kernels": {key: _plain(value) for key, value in kernels.describe().items()},
+        "kernels": json.loads(json.dumps(kernels.describe(), default=str)),  # what JSON lacks becomes its text
     }
-
-
-def _plain(value: object) -> Any:
-    """A JSON value for anything; what JSON lacks becomes its text."""
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from fedqssl.studies.bench.peers import PeerUnavailableError, TrainingStep, Variant, training_step
-from fedqssl.studies.bench.records import Record, Row, Skipped
+from fedqssl.studies.bench.peers import Variant, training_step
+from fedqssl.studies.bench.records import Record, Row, available
 from fedqssl.studies.bench.timing import interleaved, torch_threads
 
 FP32 = Variant("fp32", 32)
@@ -18,6 +19,11 @@ PEERS = (
 def candidates(bits: Sequence[int], peers: bool) -> list[Variant]:
     """fp32, ours at every bitwidth, then the peers."""
     return [FP32, *(Variant("fedqssl", s) for s in bits), *(PEERS if peers else ())]
+
+
+def batch_settings(width: int, images: int) -> dict[str, str | int]:
+    """What every measurement of a training step records of its network and batch."""
+    return {"model": "resnet18+projector", "width": width, "images": images, "views": 2}
 
 
 def run(
@@ -34,16 +40,9 @@ def run(
     out time in the kernel: activations above 32 MiB (256 images, width 16) are mapped and faulted in anew at
     every use by glibc's default malloc, which can double what a peer with many temporaries costs.
     """
-    steps: dict[str, TrainingStep] = {}
-    variants: dict[str, Variant] = {}
-    skipped: list[Skipped] = []
+    variants = {variant.name: variant for variant in candidates(bits, peers)}
     with torch_threads(threads):
-        for variant in candidates(bits, peers):
-            try:
-                steps[variant.name] = training_step(variant, width, images)
-                variants[variant.name] = variant
-            except PeerUnavailableError as error:
-                skipped.append(Skipped(variant.name, str(error)))
+        steps, skipped = available({n: partial(training_step, v, width, images) for n, v in variants.items()})
     timings = interleaved(steps, FP32.name, repeats=repeats, threads=threads)
     reference = timings[FP32.name]
     results: list[Row] = [
@@ -58,13 +57,5 @@ def run(
         }
         for name, timing in timings.items()
     ]
-    settings = {
-        "model": "resnet18+projector",
-        "width": width,
-        "images": images,
-        "views": 2,
-        "repeats": repeats,
-        "threads": threads,
-        "reference": "fp32, channels_last, SGD without momentum",
-    }
-    return Record("step", results, skipped, settings)
+    settings = {**batch_settings(width, images), "repeats": repeats, "threads": threads}
+    return Record("step", results, skipped, {**settings, "reference": "fp32, channels_last, SGD without momentum"})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fedqssl.ssl.views import ViewConfig, two_views
-from fedqssl.studies.bench.peers import PeerUnavailableError
-from fedqssl.studies.bench.records import Record, Row, Skipped
+from fedqssl.studies.bench.records import PeerUnavailableError, Record, Row, available
 from fedqssl.studies.bench.timing import interleaved
 
 
@@ -47,13 +47,9 @@ def run(images: int = 512, size: int = 32, repeats: int = 7, threads: int = 1) -
     config = ViewConfig()
     generator = torch.Generator().manual_seed(0)
     batch = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8, generator=generator)
-    work: dict[str, Callable[[], object]] = {"fedqssl": lambda: two_views(batch, generator, config)}
-    skipped: list[Skipped] = []
-    try:
-        theirs = kornia_two_views(size, config)
-        work["kornia"] = lambda: theirs(batch)
-    except PeerUnavailableError as error:
-        skipped.append(Skipped("kornia", str(error)))
+    made, skipped = available({"kornia": lambda: kornia_two_views(size, config)})
+    views = {"fedqssl": lambda images: two_views(images, generator, config), **made}
+    work = {name: partial(make, batch) for name, make in views.items()}
     timings = interleaved(work, "fedqssl", repeats=repeats, threads=threads)
     results: list[Row] = [
         {

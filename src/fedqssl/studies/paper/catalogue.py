@@ -74,91 +74,70 @@ class CostFigure:
     """Cost of local training per bit configuration, with local accuracy beside it; ``quantity``: operations or memory."""
 
     name: str
-    title: str
     short: str
     quantity: str
     dataset: str = "cifar10"
     rows: tuple[Row, ...] = tuple(Row("fed_qssl", p) for p in ("config1", "config2", "full"))
 
+    @property
+    def title(self) -> str:
+        """With what stands beside it."""
+        return f"{self.short[0].lower()}{self.short[1:]}, and local accuracy of Fed-QSSL"
+
 
 Experiment = Table | AblationFigure | CostFigure
 
 
-def _groups(precision: str, *groups: tuple[str, ...], full: tuple[str, ...] = ()) -> tuple[tuple[Row, ...], ...]:
-    rows = [tuple(Row(algorithm, precision) for algorithm in group) for group in groups]
-    return (rows[0], tuple(Row(algorithm, "full") for algorithm in full), *rows[1:]) if full else tuple(rows)
+CLIENTS = {
+    "config1": "20% 4-bit, 30% 6-bit, 30% 8-bit and 20% 12-bit clients",
+    "config2": "50% 6-bit and 50% 12-bit clients",
+    "low": "30% 2-bit, 30% 3-bit and 40% 4-bit clients (not in the paper)",
+}
+"""What a precision means, as titles print it."""
+
+
+def _rows(algorithms: tuple[str, ...], precision: str) -> tuple[Row, ...]:
+    return tuple(Row(algorithm, precision) for algorithm in algorithms)
+
+
+def _of_paper(name: str, dataset: str, precision: str, algorithms: tuple[str, ...], numbers: paper.Accuracies) -> Table:
+    """A table of the paper: its algorithms in low bits, then at full precision, then our controls."""
+    groups = (_rows(algorithms, precision), _rows(FULL, "full"), _rows(CONTROLS, precision))
+    return Table(name, CLIENTS[precision], dataset, precision, groups, numbers)
 
 
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
+        _of_paper("table1", "cifar10", "config1", SUPERVISED + SELF_SUPERVISED, paper.TABLE1),
+        _of_paper("table2", "cifar10", "config2", SUPERVISED + SELF_SUPERVISED, paper.TABLE2),
+        _of_paper("table3", "cifar100", "config2", SELF_SUPERVISED, paper.TABLE3),
         Table(
-            "table1",
-            "20% 4-bit, 30% 6-bit, 30% 8-bit and 20% 12-bit clients",
-            "cifar10",
-            "config1",
-            _groups("config1", SUPERVISED + SELF_SUPERVISED, CONTROLS, full=FULL),
-            paper.TABLE1,
-        ),
-        Table(
-            "table2",
-            "50% 6-bit and 50% 12-bit clients",
-            "cifar10",
-            "config2",
-            _groups("config2", SUPERVISED + SELF_SUPERVISED, CONTROLS, full=FULL),
-            paper.TABLE2,
-        ),
-        Table(
-            "table3",
-            "50% 6-bit and 50% 12-bit clients",
-            "cifar100",
-            "config2",
-            _groups("config2", SELF_SUPERVISED, CONTROLS, full=FULL),
-            paper.TABLE3,
-        ),
-        Table(
-            "table_low",
-            "30% 2-bit, 30% 3-bit and 40% 4-bit clients (not in the paper)",
-            "cifar10",
-            "low",
-            _groups("low", ("fed_simclr", "fed_qssl"), ("server_only", "untrained")),
+            *("table_low", CLIENTS["low"], "cifar10", "low"),
+            groups=(_rows(("fed_simclr", "fed_qssl"), "low"), _rows(("server_only", "untrained"), "low")),
         ),
     )
 }
 
+
+def _over(name: str, what: str, short: str, setting: str, axis: str, logarithmic: bool = True) -> AblationFigure:
+    return AblationFigure(name, f"Fed-QSSL over {what}", short, setting, axis, logarithmic)
+
+
 FIGURES: dict[str, AblationFigure | CostFigure] = {
     figure.name: figure
     for figure in (
-        CostFigure(
-            "figure1",
-            "bit operations of local training, and local accuracy of Fed-QSSL",
-            "Bit operations of local training",
-            "operations",
+        CostFigure("figure1", "Bit operations of local training", "operations"),
+        CostFigure("figure2", "Memory of local training", "memory"),
+        _over(
+            "figure3", "the Dirichlet parameter", "Label skew of the clients", "beta", "Dirichlet β (small is skewed)"
         ),
-        CostFigure(
-            "figure2", "memory of local training, and local accuracy of Fed-QSSL", "Memory of local training", "memory"
+        _over(
+            *("figure4", "the size of the server's buffer", "Size of the server's buffer"),
+            *("buffer_ratio", "buffer / all training images"),
         ),
-        AblationFigure(
-            "figure3",
-            "Fed-QSSL over the Dirichlet parameter",
-            "Label skew of the clients",
-            "beta",
-            "Dirichlet β (small is skewed)",
-        ),
-        AblationFigure(
-            "figure4",
-            "Fed-QSSL over the size of the server's buffer",
-            "Size of the server's buffer",
-            "buffer_ratio",
-            "buffer / all training images",
-        ),
-        AblationFigure(
-            "figure5",
-            "Fed-QSSL over the number of local epochs",
-            "Local epochs",
-            "local_epochs",
-            "local epochs E",
-            logarithmic=False,
+        _over(
+            "figure5", "the number of local epochs", "Local epochs", "local_epochs", "local epochs E", logarithmic=False
         ),
         AblationFigure(
             "figure_server",
@@ -170,27 +149,15 @@ FIGURES: dict[str, AblationFigure | CostFigure] = {
             rows=(Row("fed_qssl", "config1"), Row("server_only", "config1")),
             counts_server=True,
         ),
-        AblationFigure(
-            "figure_temperature",
-            "Fed-QSSL over the temperature of the aggregation weights",
-            "Temperature of the aggregation weights",
-            "aggregation.temperature",
-            "temperature of softmax(-loss / temperature)",
+        _over(
+            *(
+                "figure_temperature",
+                "the temperature of the aggregation weights",
+                "Temperature of the aggregation weights",
+            ),
+            *("aggregation.temperature", "temperature of softmax(-loss / temperature)"),
         ),
     )
 }
 
 EXPERIMENTS: Mapping[str, Experiment] = {**TABLES, **FIGURES}
-
-__all__ = [
-    "DATASETS",
-    "EMBEDDED",
-    "EXPERIMENTS",
-    "FIGURES",
-    "TABLES",
-    "AblationFigure",
-    "CostFigure",
-    "Experiment",
-    "Row",
-    "Table",
-]

@@ -57,6 +57,3 @@ def tuned_line(plan: Plan, rows: Iterable[Row]) -> str:
 def scale_line(plan: Plan) -> str:
     """How large it was run, in words."""
     return f"Scale {plan.scale.name}: {plan.scale.description}."
-
-
-__all__ = ["protocol_line", "scale_line", "settings", "tuned_line"]

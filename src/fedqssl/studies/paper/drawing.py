@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedqssl.runs.folder import write_atomically
-from fedqssl.runs.measured import Measured
+from fedqssl.plotting import STYLE, installed, save, subplots
+from fedqssl.runs.measured import Measured, rounded
 from fedqssl.studies.paper.catalogue import AblationFigure, CostFigure
 
 PARTS: dict[str, tuple[str, ...]] = {
@@ -24,6 +23,10 @@ LINES = {
     "global": {"color": BLUE, "marker": "o", "linestyle": "-"},
     "local": {"color": VERMILION, "marker": "s", "linestyle": "--"},
 }
+DIAMONDS = {
+    **{"color": BLACK, "marker": "D", "markersize": 6, "markerfacecolor": "white"},
+    **{"linestyle": "--", "linewidth": 1, "capsize": 3},
+}
 UNITS = {
     "operations": ((1e18, "10¹⁸"), (1e15, "10¹⁵"), (1e12, "10¹²"), (1e9, "10⁹"), (1e6, "10⁶"), (1.0, "")),
     "memory": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes")),
@@ -33,42 +36,23 @@ CONFIGURATIONS = {"config1": "configuration 1", "config2": "configuration 2", "f
 
 def accuracies(mine: Measured) -> dict[str, float | None]:
     """A point's accuracies in percent."""
-    found = {}
-    for name, spread in (("global", mine.globally), ("local", mine.locally)):
-        found[name] = None if spread.mean is None else round(spread.mean, 4)
-        found[f"{name}_deviation"] = None if spread.deviation is None else round(spread.deviation, 4)
-    return found
+    return rounded(mine.accuracies())
 
 
 def draw(figure: AblationFigure | CostFigure, points: Sequence[Mapping[str, Any]], scale: str, out: Path) -> list[Path]:
     """``<name>.png`` and ``<name>.svg``; nothing without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
+    if not installed():
         return []
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib import rc_context
 
-    style = {"font.size": 10, "svg.hashsalt": "fedqssl", "svg.fonttype": "none", "hatch.linewidth": 0.6}
-    with matplotlib.rc_context(style):
-        canvas = Figure(figsize=(5.2, 3.6), layout="constrained")
-        FigureCanvasAgg(canvas)
-        axis = canvas.add_subplot()
+    canvas, axis = subplots(figsize=(5.2, 3.6))
+    with rc_context(STYLE):  # a bar takes its hatches' width when it is made, not when it is saved
         if isinstance(figure, CostFigure):
             _cost(canvas, axis, figure, points)
         else:
             _ablation(canvas, axis, figure, points)
-        axis.set_title(f"{figure.short} (scale {scale})", fontsize=10, loc="left")
-        return [_save(canvas, out / f"{figure.name}.{ending}") for ending in ("png", "svg")]
-
-
-def _save(canvas: Any, path: Path) -> Path:
-    data = io.BytesIO()
-    ending = path.suffix[1:]
-    metadata = {"Date": None} if ending == "svg" else {}
-    canvas.savefig(data, format=ending, dpi=200, metadata=metadata)
-    write_atomically(path, data.getvalue())
-    return path
+    axis.set_title(f"{figure.short} (scale {scale})", fontsize=10, loc="left")
+    return [save(canvas, out / f"{figure.name}.{ending}", dpi=200) for ending in ("png", "svg")]
 
 
 def _ablation(canvas: Any, axis: Any, figure: AblationFigure, points: Sequence[Mapping[str, Any]]) -> None:
@@ -121,26 +105,14 @@ def _cost(canvas: Any, axis: Any, figure: CostFigure, points: Sequence[Mapping[s
             axis.bar(places, heights, 0.5, below, color=colour, hatch=hatch, edgecolor="white", label=part)
         below = [a + b for a, b in zip(below, heights, strict=True)]
     for place, p in zip(places, points, strict=True):
-        axis.annotate(
-            _share(p), (place, p["total"] / unit), (0, 2), textcoords="offset points", ha="center", fontsize=8
-        )
+        at = (place, p["total"] / unit)
+        axis.annotate(_share(p), at, (0, 2), textcoords="offset points", ha="center", fontsize=8)
     axis.set_xticks(places, [_configuration(p) for p in points], fontsize=8)
     what = "bit operations of a round" if figure.quantity == "operations" else "memory of a client's step"
     axis.set(ylabel=f"{what}, {name}".rstrip(", "), xlim=(-0.6, len(points) - 0.4), ylim=(0, 1.12 * largest / unit))
     right = axis.twinx()
-    right.errorbar(
-        places,
-        [p["local"] for p in points],
-        yerr=_bars(points, "local"),
-        color=BLACK,
-        marker="D",
-        markersize=6,
-        linestyle="--",
-        linewidth=1,
-        capsize=3,
-        markerfacecolor="white",
-        label="local accuracy (right)",
-    )
+    heights = [p["local"] for p in points]
+    right.errorbar(places, heights, yerr=_bars(points, "local"), label="local accuracy (right)", **DIAMONDS)
     right.set(ylabel="local accuracy of Fed-QSSL, %", ylim=(0, 100))
     canvas.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
 
@@ -152,6 +124,3 @@ def _configuration(point: Mapping[str, Any]) -> str:
 
 def _share(point: Mapping[str, Any]) -> str:
     return "" if point["precision"] == "full" else f"{100 * point['total'] / point['full_precision']:.1f}% of full"
-
-
-__all__ = ["PARTS", "accuracies", "draw"]

@@ -61,27 +61,35 @@ class Plotted:
             notes.insert(0, f"{COUNTED[self.figure.quantity]} {bits}.")
         else:
             work = ("Server work",) if self.figure.counts_server else ()
-            columns = (
-                "Algorithm",
-                self.figure.setting.rpartition(".")[2],
-                "Global",
-                "Local",
-                "Weights",
-                "Seeds",
-                *work,
-            )
+            setting = self.figure.setting.rpartition(".")[2]
+            columns = ("Algorithm", setting, "Global", "Local", "Weights", "Seeds", *work)
             rows = [_ablation_text(self.figure, p) for p in self.points]
             notes[-1] = f"{self.figure.setting} varies; otherwise {notes[-1]}"
             if work:
                 notes.insert(0, "Server work: bit operations in all rounds, by the ledger (docs/cost.md).")
         return Grid(title, columns, (tuple(rows),), tuple(notes), self.figure.name)
 
+    @property
+    def empty(self) -> bool:
+        """Whether no point is finished."""
+        return not self.points
+
+    def write(self, out: Path) -> list[Path]:
+        """``<name>.json``, ``.csv``, ``.md``, ``.tex``; and ``.png`` and ``.svg`` if matplotlib is there."""
+        grid = self.grid()
+        texts = {
+            "json": json.dumps(self.to_json(), indent=1) + "\n",
+            "csv": to_csv([{k: bits_text(v) if k == "bits" else v for k, v in p.items()} for p in self.points]),
+            "md": grid.markdown(),
+            "tex": grid.latex(),
+        }
+        paths = write_texts(self.figure.name, texts, out)
+        return [*paths, *drawing.draw(self.figure, self.points, self.plan.scale.name, out)]
+
 
 def _accuracies(point: dict[str, Any]) -> tuple[str, str]:
-    return (
-        accuracy(point["global"], point["global_deviation"]),
-        accuracy(point["local"], point["local_deviation"]),
-    )
+    wide, near = (accuracy(point[name], point[f"{name}_deviation"]) for name in ("global", "local"))
+    return wide, near
 
 
 def _ablation_text(figure: AblationFigure, point: dict[str, Any]) -> tuple[str, ...]:
@@ -185,19 +193,3 @@ def _amounts(quantity: str, costs: Ledger, full: bool) -> dict[str, int]:
     clients = [c.memory for c in (costs.full if full else costs.clients).values()]
     parts = {part: round(statistics.fmean(m.parts()[part] for m in clients)) for part in drawing.PARTS[quantity]}
     return {**parts, "total": sum(parts.values())}
-
-
-def write_figure(plotted: Plotted, out: Path) -> list[Path]:
-    """``<name>.json``, ``.csv``, ``.md``, ``.tex``; and ``.png`` and ``.svg`` if matplotlib is there."""
-    grid = plotted.grid()
-    texts = {
-        "json": json.dumps(plotted.to_json(), indent=1) + "\n",
-        "csv": to_csv([{k: bits_text(v) if k == "bits" else v for k, v in p.items()} for p in plotted.points]),
-        "md": grid.markdown(),
-        "tex": grid.latex(),
-    }
-    paths = write_texts(plotted.figure.name, texts, out)
-    return [*paths, *drawing.draw(plotted.figure, plotted.points, plotted.plan.scale.name, out)]
-
-
-__all__ = ["Plotted", "ledger_of", "plot", "write_figure"]

@@ -55,5 +55,3 @@ SAYS = {
     "figure_temperature": "nothing; its weights are softmax(-loss), a temperature of 1",
 }
 """What the text says of each figure (Sec. 5, Computation and Memory Saving; Ablation Study)."""
-
-__all__ = ["SAYS", "TABLE1", "TABLE2", "TABLE3", "Accuracies"]

@@ -69,6 +69,3 @@ class Plan:
 def measure_row(plan: Plan, dataset: str, row: Row, out: Path) -> Measured:
     """A row's finished runs at all seeds."""
     return measure([plan.cell(dataset, row, seed) for seed in seeds_in(out)], out)
-
-
-__all__ = ["Plan", "measure_row"]

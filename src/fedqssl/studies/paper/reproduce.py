@@ -16,10 +16,10 @@ from fedqssl.runs.measured import seeds_in
 from fedqssl.runs.run_cells import run_cells
 from fedqssl.runs.text_table import Grid, to_csv, write_texts
 from fedqssl.studies.paper.catalogue import DATASETS, EXPERIMENTS, Experiment, Table
-from fedqssl.studies.paper.figures import plot, write_figure
+from fedqssl.studies.paper.figures import Plotted, plot
 from fedqssl.studies.paper.plan import Plan
 from fedqssl.studies.paper.scales import SCALES, Scale
-from fedqssl.studies.paper.tables import fill, write_table
+from fedqssl.studies.paper.tables import Filled, fill
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class Request:
     def cells(self, experiment: Experiment) -> list[Cell]:
         """What this experiment asks to run."""
         return self.plan.cells(experiment, self.seeds, self.only)
+
+    def all_cells(self) -> list[Cell]:
+        """What all experiments ask to run, each cell once, in order."""
+        return list(dict.fromkeys(cell for experiment in self.experiments for cell in self.cells(experiment)))
 
 
 def request(
@@ -67,7 +71,7 @@ def request(
     known = [*EXPERIMENTS, "all"]
     for name in names:
         if name not in known:
-            raise ValueError(f"nothing to reproduce called {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+            raise ValueError(f"unknown experiment {name!r}{nearest(name, known)} (experiments: {', '.join(known)})")
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}{nearest(scale, SCALES)} (scales: {', '.join(SCALES)})")
     if seeds < 1:
@@ -77,7 +81,9 @@ def request(
     algorithms = sorted({row.algorithm for e in experiments for row in e.rows})
     for name in only:
         if name not in algorithms:
-            raise ValueError(f"no row of {name!r} here{nearest(name, algorithms)} (rows: {', '.join(algorithms)})")
+            raise ValueError(
+                f"--only: no row has the algorithm {name!r}{nearest(name, algorithms)} (algorithms: {', '.join(algorithms)})"
+            )
     needed = tuple(dict.fromkeys(e.dataset for e in experiments))
     found = _data(data, needed)
     if out is not None:
@@ -93,7 +99,7 @@ def _data(specs: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
         name, equals, place = spec.partition("=")
         if equals and name in DATASETS:
             if name not in needed:
-                raise ValueError(f"nothing that is asked for is on {name}, so --data {spec} has no use")
+                raise ValueError(f"none of these experiments uses {name}; leave out --data {spec}")
             found[name] = place
         elif len(needed) == 1:
             found[needed[0]] = spec
@@ -131,7 +137,7 @@ def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) 
     writer = _Writer(wanted, out, progress)
     with claimed(out):
         _check_all(wanted, out)
-        error = run_cells(writer.cells(), out, jobs, progress, writer.ended)
+        error = run_cells(wanted.all_cells(), out, jobs, progress, writer.ended)
         writer.write_rest()
         writer.write_cells()
     return Reproduced(writer.written(), error or writer.error())
@@ -147,7 +153,7 @@ def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
     writer = _Writer(wanted, out, progress)
     writer.write_rest()
     if not writer.grids and not writer.unwritten:
-        raise CellError(f"no cell of what is asked for is finished in {out}; run them, without --collect")
+        raise CellError(f"none of the requested runs in {out} is finished; start them by leaving out --collect")
     writer.write_cells()
     return Reproduced(writer.written(), writer.error())
 
@@ -167,10 +173,6 @@ class _Writer:
         self.waiting = {e.name: set(wanted.cells(e)) for e in wanted.experiments}
         self.grids: dict[str, Grid] = {}
         self.unwritten: dict[str, str] = {}
-
-    def cells(self) -> list[Cell]:
-        """All that are asked for, in order."""
-        return list(dict.fromkeys(cell for e in self.wanted.experiments for cell in self.wanted.cells(e)))
 
     def ended(self, cell: Cell) -> None:
         """A cell is done."""
@@ -192,11 +194,18 @@ class _Writer:
                 self._write(experiment)
 
     def _write(self, experiment: Experiment) -> None:
+        """The experiment's files from what is finished, if anything is."""
         del self.waiting[experiment.name]
         with self._noted(experiment.name):
-            grid = _write(experiment, self.wanted.plan, self.out, self.progress)
-            if grid is not None:
-                self.grids[experiment.name] = grid
+            made: Filled | Plotted
+            if isinstance(experiment, Table):
+                made = fill(experiment, self.wanted.plan, self.out)
+            else:
+                made = plot(experiment, self.wanted.plan, self.out)
+            if not made.empty:
+                endings = ",".join(path.suffix[1:] for path in made.write(self.out))
+                self.progress.say(f"wrote {self.out / experiment.name}.{{{endings}}}")
+                self.grids[experiment.name] = made.grid()
 
     def write_cells(self) -> None:
         """The list of all cells."""
@@ -214,26 +223,8 @@ class _Writer:
 
     def error(self) -> CellError | None:
         """What could not be written, in one line."""
-        if not self.unwritten:
-            return None
         reasons = "; ".join(f"{name}: {why}" for name, why in self.unwritten.items())
-        return CellError(f"not written: {reasons}")
-
-
-def _write(experiment: Experiment, plan: Plan, out: Path, progress: Progress) -> Grid | None:
-    """The experiment's files from what is finished; None if nothing is."""
-    if isinstance(experiment, Table):
-        filled = fill(experiment, plan, out)
-        if not filled.found:
-            return None
-        paths, grid = write_table(filled, out), filled.grid()
-    else:
-        plotted = plot(experiment, plan, out)
-        if not plotted.points:
-            return None
-        paths, grid = write_figure(plotted, out), plotted.grid()
-    progress.say(f"wrote {out / experiment.name}.{{{','.join(path.suffix[1:] for path in paths)}}}")
-    return grid
+        return CellError(f"not written: {reasons}") if reasons else None
 
 
 def _write_cells(out: Path) -> None:
@@ -257,6 +248,3 @@ def _write_cells(out: Path) -> None:
         )
     if records:
         write_texts("cells", {"csv": to_csv(records)}, out)
-
-
-__all__ = ["Reproduced", "Request", "collect", "reproduce", "request"]

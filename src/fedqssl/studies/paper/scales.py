@@ -104,5 +104,3 @@ PAPER = Scale(
 )
 
 SCALES: dict[str, Scale] = {scale.name: scale for scale in (SMOKE, SMALL, PAPER)}
-
-__all__ = ["SCALES", "Base", "Scale"]

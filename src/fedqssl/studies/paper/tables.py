@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedqssl.federated.protocol import protocol
-from fedqssl.runs.measured import Difference, Measured, Spread, paired
+from fedqssl.runs.measured import Difference, Measured, paired, rounded
 from fedqssl.runs.text_table import Grid, accuracy, to_csv, write_texts
 from fedqssl.studies.paper.catalogue import Row, Table
 from fedqssl.studies.paper.describe import protocol_line, scale_line, settings, tuned_line
@@ -43,14 +43,13 @@ class Filled:
         return {
             "algorithm": row.algorithm,
             "precision": row.precision,
-            **_figures("global", mine.globally),
-            **_figures("local", mine.locally),
+            **rounded(mine.accuracies()),
             "paper_global": ours,
             "paper_local": theirs,
             "seeds": len(mine.runs),
             "seed_list": sorted(mine.runs),
-            "fed_qssl_minus_global": None if wide is None else _rounded(asdict(wide)),
-            "fed_qssl_minus_local": None if near is None else _rounded(asdict(near)),
+            "fed_qssl_minus_global": None if wide is None else rounded(asdict(wide)),
+            "fed_qssl_minus_local": None if near is None else rounded(asdict(near)),
             "local_by_bits": {str(b): round(v, 4) for b, v in mine.by_bits().items()},
             "protocol": protocol(self.plan.cell(self.table.dataset, row, 0).config),
         }
@@ -106,6 +105,22 @@ class Filled:
             notes.append(f"Not run: {rows}.")
         return tuple(note for note in notes if note)
 
+    @property
+    def empty(self) -> bool:
+        """Whether no row is finished."""
+        return not self.found
+
+    def write(self, out: Path) -> list[Path]:
+        """``<name>.json``, ``.md``, ``.csv``, ``.tex``; nothing in them depends on when or how fast the cells were run."""
+        grids = [grid for grid in (self.grid(), self.differences()) if grid is not None]
+        texts = {
+            "json": json.dumps(self.to_json(), indent=1) + "\n",
+            "md": "\n".join(grid.markdown() for grid in grids),
+            "csv": to_csv([_line(record) for record in self.records()]),
+            "tex": "\n".join(grid.latex() for grid in grids),
+        }
+        return write_texts(self.table.name, texts, out)
+
     def differences(self) -> Grid | None:
         """What Fed-QSSL gains over every other row at the same seeds."""
         rows = []
@@ -124,14 +139,6 @@ class Filled:
             ),
             f"{self.table.name}-differences",
         )
-
-
-def _figures(name: str, spread: Spread) -> dict[str, float | None]:
-    return _rounded({name: spread.mean, f"{name}_deviation": spread.deviation})
-
-
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
 
 
 def _line(record: dict[str, Any]) -> dict[str, Any]:
@@ -157,18 +164,3 @@ def fill(table: Table, plan: Plan, out: Path) -> Filled:
     """The table's finished rows."""
     found = {row: measure_row(plan, table.dataset, row, out) for row in table.rows}
     return Filled(table, plan, {row: mine for row, mine in found.items() if mine.runs})
-
-
-def write_table(filled: Filled, out: Path) -> list[Path]:
-    """``<name>.json``, ``.md``, ``.csv``, ``.tex``; nothing in them depends on when or how fast the cells were run."""
-    grids = [grid for grid in (filled.grid(), filled.differences()) if grid is not None]
-    texts = {
-        "json": json.dumps(filled.to_json(), indent=1) + "\n",
-        "md": "\n".join(grid.markdown() for grid in grids),
-        "csv": to_csv([_line(record) for record in filled.records()]),
-        "tex": "\n".join(grid.latex() for grid in grids),
-    }
-    return write_texts(filled.table.name, texts, out)
-
-
-__all__ = ["Filled", "fill", "write_table"]

@@ -71,6 +71,3 @@ def write(out: Path, results: dict[str, Part], say: Say = silent) -> None:
     if not figures:
         say("no figures: matplotlib is missing; pip install 'fedqssl[plots]'")
     (out / "summary.md").write_text(markdown(results, figures))
-
-
-__all__ = ["CHECKS", "claim_folder", "run_checks", "write"]

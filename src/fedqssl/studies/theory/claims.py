@@ -8,6 +8,3 @@ Claim = dict[str, object]
 def claim(statement: str, measured: str, holds: bool) -> Claim:
     """One entry of a part's ``claims`` in ``theory.json``."""
     return {"statement": statement, "measured": measured, "holds": bool(holds)}
-
-
-__all__ = ["Claim", "claim"]

@@ -130,6 +130,3 @@ def printed_covariance(sources: Sources, k: int) -> Tensor:
     diagonal[: sources.clients] = sources.tau**2
     diagonal[k] = 1.0
     return torch.diag(diagonal + sources.mu**2)
-
-
-__all__ = ["ClientData", "Sources", "blended_data", "client_data", "expected_covariance", "printed_covariance"]

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedqssl.quant import IDENTITY, TANH, Compander
 from fedqssl.studies.theory.quantizers import (
     Rounded,
     optimal_gaussian_compander,
@@ -37,6 +38,9 @@ LARGE_SHARE = 0.3
 Family = Literal["gauss", "laplace", "uniform"]
 FAMILIES: tuple[Family, ...] = ("gauss", "laplace", "uniform")
 Kind = Literal["uniform", "tanh", "optimal"]
+
+
+COMPANDERS: dict[Kind, Compander] = {"uniform": IDENTITY, "tanh": TANH, "optimal": optimal_gaussian_compander(SIGMA)}
 
 
 @dataclass(frozen=True)
@@ -63,19 +67,15 @@ def mean_square(rounded: Rounded) -> float:
     return float(rounded.error.square().mean())
 
 
+def _weights(bits: int, layer: Layer, gen: torch.Generator, compander: Compander = TANH) -> Rounded:
+    """A layer's Gaussian weights on the grid of a compander."""
+    return quantize_weights(SIGMA * sample("gauss", layer.entries, gen), bits, gen, compander=compander)
+
+
 def companded(kind: Kind, bits: int, layer: Layer) -> list[Rounded]:
     """Quantization of off-grid Gaussian weights: uniform and optimal companding are the two references of the proof."""
     gen = generator(layer.seed, "off-grid", kind, bits)
-    made = []
-    for _ in range(layer.draws):
-        x = SIGMA * sample("gauss", layer.entries, gen)
-        if kind == "uniform":
-            made.append(quantize_uniformly(x, bits, gen))
-        elif kind == "tanh":
-            made.append(quantize_weights(x, bits, gen))
-        else:
-            made.append(quantize_weights(x, bits, gen, compander=optimal_gaussian_compander(SIGMA)))
-    return made
+    return [_weights(bits, layer, gen, COMPANDERS[kind]) for _ in range(layer.draws)]
 
 
 def gradients(family: Family, bits: int, layer: Layer, size: float = 1.0) -> list[Rounded]:
@@ -95,19 +95,16 @@ def small_step(reference_bits: int = 10) -> float:
     return SMALL_CELLS * 2 / (math.pow(2, reference_bits) - 1)
 
 
-def _grid_weights(bits: int, layer: Layer, gen: torch.Generator) -> Rounded:
-    return quantize_weights(SIGMA * sample("gauss", layer.entries, gen), bits, gen)
+def _client_step(w: Tensor, bits: int, alpha: float, size: float, gen: torch.Generator) -> Rounded:
+    """``Q(w - alpha g^(Q))`` with Gaussian g of root mean square ``size``."""
+    g = quantize_gradients(size * sample("gauss", w.numel(), gen), bits, gen).value
+    return quantize_weights(w - alpha * g, bits, gen)
 
 
 def weight_step(bits: int, alpha: float, size: float, layer: Layer) -> list[Rounded]:
     """eps_w of one local step from the grid: ``Q(w - alpha g^(Q))`` with Gaussian g of rms ``size``, m recomputed (the paper)."""
     gen = generator(layer.seed, "step", bits, alpha, size)
-    made = []
-    for _ in range(layer.draws):
-        w = _grid_weights(bits, layer, gen).value
-        g = quantize_gradients(size * sample("gauss", layer.entries, gen), bits, gen).value
-        made.append(quantize_weights(w - alpha * g, bits, gen))
-    return made
+    return [_client_step(_weights(bits, layer, gen).value, bits, alpha, size, gen) for _ in range(layer.draws)]
 
 
 def server_step(bits: int, alpha: float, size: float, layer: Layer, clients: int = 4) -> list[Rounded]:
@@ -115,27 +112,9 @@ def server_step(bits: int, alpha: float, size: float, layer: Layer, clients: int
     gen = generator(layer.seed, "server", bits, alpha, size)
     made = []
     for _ in range(layer.draws):
-        w = _grid_weights(bits, layer, gen).value
+        w = _weights(bits, layer, gen).value
         total = torch.zeros_like(w)
         for _ in range(clients):
-            g = quantize_gradients(size * sample("gauss", layer.entries, gen), bits, gen).value
-            total += quantize_weights(w - alpha * g, bits, gen).value
+            total += _client_step(w, bits, alpha, size, gen).value
         made.append(quantize_weights(total / clients, bits, gen))
     return made
-
-
-__all__ = [
-    "FAMILIES",
-    "LARGE_SHARE",
-    "Family",
-    "Kind",
-    "Layer",
-    "companded",
-    "gradients",
-    "mean_square",
-    "sample",
-    "server_step",
-    "small_step",
-    "uniform_on",
-    "weight_step",
-]

@@ -162,20 +162,10 @@ def run_fedavg(
             raise ValueError(
                 f"the run diverged in round {t + 1} (||w||^2 > {DIVERGED:g}); take a smaller step or more bits"
             )
-    return Trace(
-        torch.stack(iterates),
-        torch.tensor(alphas, dtype=torch.float64),
-        meter.G,
-        max(meter.weights, meter.server),
-        meter.weights,
-        meter.server,
-        meter.norm2,
-    )
+    largest = meter.G, max(meter.weights, meter.server), meter.weights, meter.server, meter.norm2
+    return Trace(torch.stack(iterates), torch.tensor(alphas, dtype=torch.float64), *largest)
 
 
 def initial_weights(m: int, d: int, generator: torch.Generator, size: float = 0.1) -> Tensor:
     """A Gaussian start with standard deviation ``size``."""
     return size * torch.randn(m, d, dtype=torch.float64, generator=generator)
-
-
-__all__ = ["Precision", "Steps", "Trace", "initial_weights", "run_fedavg"]

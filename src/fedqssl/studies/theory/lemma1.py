@@ -8,7 +8,7 @@ bound is read as "decays at least this fast". Every slope is fitted per seed and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedqssl.evaluation.statistics import FAMILY_ERROR, Estimate, log_slope, z_threshold, zero_mean_z
 from fedqssl.studies.theory import errors
 from fedqssl.studies.theory.errors import FAMILIES, Layer, mean_square, small_step
+from fedqssl.studies.theory.lemma1_claims import Curves, judge
 from fedqssl.studies.theory.quantizers import Rounded, bias_directions, floor_control
 from fedqssl.studies.theory.settings import Say, Settings, silent
 
@@ -25,15 +26,6 @@ LARGE_BITS = 10
 """Bits at which steps of 0.02 to 0.16 of the largest weight are 10 to 80 cells, and the range still hardly moves."""
 
 Measure = Callable[[int, Layer], list[Rounded]]
-
-
-@dataclass
-class Curves:
-    """Mean variance per bitwidth (for figures) and the slopes with their intervals."""
-
-    bits: tuple[int, ...]
-    variance: dict[str, list[float]] = field(default_factory=dict)
-    slopes: dict[str, Estimate] = field(default_factory=dict)
 
 
 def _variances(measure: Measure, points: Sequence[int], seeds: int, entries: int) -> Tensor:
@@ -50,14 +42,9 @@ def _rate_measures(step: float) -> dict[str, tuple[Measure, int]]:
     """Name -> (measure at R bits, entries of the layer), for slopes against R."""
     n, many = errors.ENTRIES, GRADIENT_ENTRIES
     return {
-        "uniform": (lambda r, layer: errors.companded("uniform", r, layer), n),
-        "tanh": (lambda r, layer: errors.companded("tanh", r, layer), n),
-        "optimal": (lambda r, layer: errors.companded("optimal", r, layer), n),
-        "gradient gauss": (lambda r, layer: errors.gradients("gauss", r, layer), many),
-        "gradient laplace": (lambda r, layer: errors.gradients("laplace", r, layer), many),
-        "gradient uniform": (lambda r, layer: errors.gradients("uniform", r, layer), many),
-        "uniform on gauss": (lambda r, layer: errors.uniform_on("gauss", r, layer), many),
-        "uniform on laplace": (lambda r, layer: errors.uniform_on("laplace", r, layer), many),
+        **{kind: (partial(errors.companded, kind), n) for kind in errors.COMPANDERS},
+        **{f"gradient {family}": (partial(errors.gradients, family), many) for family in FAMILIES},
+        **{f"uniform on {family}": (partial(errors.uniform_on, family), many) for family in FAMILIES[:2]},
         "weight, small step": (lambda r, layer: errors.weight_step(r, step, 1.0, layer), n),
         "weight, large step": (lambda r, layer: errors.weight_step(r, errors.LARGE_SHARE, 1.0, layer), n),
         "server, small step": (lambda r, layer: errors.server_step(r, step, 1.0, layer), n),
@@ -112,25 +99,18 @@ def measure_bias(settings: Settings, say: Say = silent) -> tuple[dict[str, dict[
     """Zero-mean tests of every error in three directions at the middle bitwidth, and of the floor control."""
     say("lemma 1: zero-mean tests")
     r, layers = settings.middle_bits, [Layer(1000 + s) for s in range(settings.seeds)]
-    step = small_step(r + 2)
-    kinds: dict[str, Callable[[Layer], list[Rounded]]] = {
-        "uniform": lambda layer: errors.companded("uniform", r, layer),
-        "tanh": lambda layer: errors.companded("tanh", r, layer),
-        "optimal": lambda layer: errors.companded("optimal", r, layer),
-        **{f"gradient {f}": (lambda layer, f=f: errors.gradients(f, r, layer)) for f in FAMILIES},  # type: ignore[misc]
-        "weight, small step": lambda layer: errors.weight_step(r, step, 1.0, layer),
-        "weight, large step": lambda layer: errors.weight_step(r, errors.LARGE_SHARE, 1.0, layer),
-        "server, small step": lambda layer: errors.server_step(r, step, 1.0, layer),
+    measures = {name: measure for name, (measure, _) in _rate_measures(small_step(r + 2)).items()}
+    z = {
+        name: _joined([q for layer in layers for q in measure(r, layer)])
+        for name, measure in measures.items()
+        if not name.startswith("uniform on")  # the proof's reference, not an error of training
     }
-    z = {name: _joined([q for layer in layers for q in make(layer)]) for name, make in kinds.items()}
     control = _joined([floor_control(q) for layer in layers for q in errors.companded("tanh", r, layer)])
     return z, control
 
 
 def lemma1(settings: Settings, say: Say = silent) -> dict[str, object]:
     """The ``lemma1`` part of ``theory.json``."""
-    from fedqssl.studies.theory.lemma1_claims import judge
-
     curves = measure_rates(settings, say)
     exponents = measure_exponents(settings, say)
     z, control = measure_bias(settings, say)
@@ -155,6 +135,3 @@ def lemma1(settings: Settings, say: Say = silent) -> dict[str, object]:
         "slope_bits": list(settings.slope_bits),
         "curves": {"bits": list(curves.bits), "variance": curves.variance},
     }
-
-
-__all__ = ["Curves", "lemma1", "measure_bias", "measure_exponents", "measure_rates"]

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from fedqssl.evaluation.statistics import Estimate
 from fedqssl.studies.theory.claims import Claim, claim
-
-if TYPE_CHECKING:
-    from fedqssl.studies.theory.lemma1 import Curves
 
 RATE = 0.1
 STEP_RATE = 0.15
 EXPONENT = 0.1
 SAMPLING = 0.03
 """Relative allowance for sampling noise when two variances are compared."""
+
+
+@dataclass
+class Curves:
+    """Mean variance per bitwidth (for figures) and the slopes with their intervals."""
+
+    bits: tuple[int, ...]
+    variance: dict[str, list[float]] = field(default_factory=dict)
+    slopes: dict[str, Estimate] = field(default_factory=dict)
 
 
 def _say(e: Estimate) -> str:
@@ -104,6 +110,3 @@ def judge(curves: Curves, exponents: dict[str, Estimate], unbiased: bool) -> dic
         **_corollary(curves, exponents),
         "unbiased": claim("Assumption 1: all quantization errors have zero mean", "z of nine errors", unbiased),
     }
-
-
-__all__ = ["judge"]

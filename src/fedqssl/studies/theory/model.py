@@ -89,19 +89,3 @@ def align(w: Tensor, target: Tensor) -> Tensor:
     left, _, right = torch.linalg.svd(target @ w.mT)
     turned: Tensor = left @ right @ w
     return turned
-
-
-__all__ = [
-    "align",
-    "covariance",
-    "eigen",
-    "global_covariance",
-    "gradient",
-    "hessian_product",
-    "minimum",
-    "objective",
-    "optimum",
-    "ssl_objective",
-    "ssl_objective_sampled",
-    "weak_convexity",
-]

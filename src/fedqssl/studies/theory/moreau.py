@@ -102,6 +102,3 @@ def check_smoothness(X: Tensor, m: int, gamma: float, generator: torch.Generator
     ratios.append(float(v.norm()) - 4 * gamma)
     largest = max(ratios)
     return Smoothness(gamma, largest, 16 * gamma, largest <= 16 * gamma)
-
-
-__all__ = ["TOLERANCE", "Envelope", "Smoothness", "check_smoothness", "moreau"]

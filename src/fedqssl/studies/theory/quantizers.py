@@ -112,16 +112,3 @@ def bias_directions(rounded: Rounded) -> dict[str, Tensor]:
     low, high = neighbours(rounded.x, rounded.codebook)
     towards = torch.where(rounded.x - low <= high - rounded.x, -1.0, 1.0).to(rounded.x.dtype)
     return {"sum": torch.ones_like(rounded.x), "outwards": rounded.x.sign(), "nearest": towards}
-
-
-__all__ = [
-    "FULL",
-    "Rounded",
-    "bias_directions",
-    "floor_control",
-    "neighbours",
-    "optimal_gaussian_compander",
-    "quantize_gradients",
-    "quantize_uniformly",
-    "quantize_weights",
-]

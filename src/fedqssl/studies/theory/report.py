@@ -40,36 +40,27 @@ def _lemma1(part: Mapping[str, Any]) -> list[str]:
     ]
 
 
+_CASES = {
+    **{"left": ("lhs", ".3g"), "right": ("rhs", ".3g"), "printed": ("rhs_printed", ".3g")},
+    **{"max left/right": ("ratio", ".3f"), "max left/printed": ("ratio_printed", ".2f"), "G_q²": ("Gq2", ".3g")},
+    **{"floor of bound": ("floor_of_bound", ".3g"), "left, last fifth": ("floor_measured", ".3g")},
+}
+"""Columns of Theorem 1's table: what a case calls it, and how it is printed; of a list, its value after the last round."""
+
+
+def _cell(value: Any, form: str) -> str:
+    return format(value[-1] if isinstance(value, list) else value, form)
+
+
 def _theorem1(part: Mapping[str, Any]) -> list[str]:
     rows = [
-        (
-            name + ("" if c["asserted"] else " (reported only)"),
-            f"{c['lhs'][-1]:.3g}",
-            f"{c['rhs'][-1]:.3g}",
-            f"{c['rhs_printed'][-1]:.3g}",
-            f"{c['ratio']:.3f}",
-            f"{c['ratio_printed']:.2f}",
-            f"{c['Gq2']:.3g}",
-            f"{c['floor_of_bound']:.3g}",
-            f"{c['floor_measured']:.3g}",
-        )
+        (name + ("" if c["asserted"] else " (reported only)"), *(_cell(c[key], form) for key, form in _CASES.values()))
         for name, c in part["cases"].items()
     ]
-    header = (
-        "case",
-        "left",
-        "right",
-        "printed",
-        "max left/right",
-        "max left/printed",
-        "G_q²",
-        "floor of bound",
-        "left, last fifth",
-    )
     c = part["control"]
     verdict = "fails the check, as it must" if part["control_fails"] else "**passes the check, and must not**"
     return [
-        *_table(header, rows),
+        *_table(("case", *_CASES), rows),
         f"Control: nearest rounding, {c['bits']} bits, steps of at most {c['largest_step_in_cells']:.2f} cells, "
         f"T = {c['rounds']}: the left side goes from {c['lhs_first']:.4g} to {c['lhs_last']:.4g} "
         f"against a bound of {c['rhs_last']:.4g}; it {verdict}. "
@@ -136,6 +127,3 @@ def markdown(results: Mapping[str, Mapping[str, Any]], figures: Sequence[str]) -
         lines += _DETAILS[name](part)
         lines += [f"![{title}]({figure})\n" for figure in figures if figure.startswith(name)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-__all__ = ["markdown"]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedqssl.studies.theory.model import covariance, eigen
+
 RANK_TOLERANCE = 1e-10
 
 
@@ -56,6 +58,11 @@ def printed_bound(w: Tensor, target: Tensor, diagonal: float, order: float = 0.0
     return bound
 
 
+def spread(r: Tensor) -> float:
+    """Largest difference of r between two clients (rows) in one direction (columns)."""
+    return float((r.amax(0) - r.amin(0)).max())
+
+
 @dataclass(frozen=True, eq=False)
 class EncoderRepresentability:
     """``r`` (C,) of every client for the top-C directions of the pooled features, and each direction's share of variance."""
@@ -63,6 +70,8 @@ class EncoderRepresentability:
     r: dict[str, Tensor]
     share: Tensor
     rank: int
+    width: int
+    centred: bool
 
     @property
     def table(self) -> Tensor:
@@ -72,15 +81,24 @@ class EncoderRepresentability:
     @property
     def spread(self) -> float:
         """Largest difference between two clients in one direction."""
-        return float((self.table.amax(0) - self.table.amin(0)).max())
+        return spread(self.table)
+
+    def to_json(self) -> dict[str, object]:
+        """For ``theory.json``."""
+        return {
+            **{"rank": self.rank, "directions": len(self.share), "width": self.width, "centred": self.centred},
+            "r": {name: r.tolist() for name, r in self.r.items()},
+            "share": self.share.tolist(),
+            "r_min": float(self.table.min()),
+            "r_mean": float(self.table.mean()),
+            "spread": self.spread,
+        }
 
 
 def _spectrum(features: Tensor, centre: bool) -> tuple[Tensor, Tensor]:
     x = features.double()
-    if centre:
-        x = x - x.mean(0)
-    values, vectors = torch.linalg.eigh(x.mT @ x / len(x))
-    return values.flip(0).clamp(min=0), vectors.flip(1)
+    values, vectors = eigen(covariance(x - x.mean(0) if centre else x))
+    return values.clamp(min=0), vectors
 
 
 def encoder_representability(
@@ -102,15 +120,4 @@ def encoder_representability(
     values, vectors = _spectrum(torch.cat(list(features.values())), centre)
     wanted = vectors[:, :directions]
     r = {name: projected(_spectrum(f, centre)[1][:, :rank], wanted) for name, f in features.items()}
-    return EncoderRepresentability(r, values[:directions] / values.sum().clamp(min=1e-300), rank)
-
-
-__all__ = [
-    "EncoderRepresentability",
-    "encoder_representability",
-    "lower_bound",
-    "printed_bound",
-    "projected",
-    "representability",
-    "row_space",
-]
+    return EncoderRepresentability(r, values[:directions] / values.sum().clamp(min=1e-300), rank, d, centre)

@@ -1,9 +1,9 @@
-"""What a check of the analysis is told: dimensions, bitwidths, rounds, seeds; and the words of a ``--bits`` option."""
+"""What a check of the analysis is told: dimensions, bitwidths, rounds, seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from fedqssl.studies.theory.data import Sources
 
@@ -11,25 +11,6 @@ Say = Callable[[str], None]
 
 SLOPE_BITS = range(4, 11)
 """Bitwidths of the slope fits: below, 2^R - 1 is not 2^R; above, errors of steps become too small to see."""
-
-
-def parse_bits(text: str) -> tuple[int, ...]:
-    """``"2..12"`` or ``"2,4,8"`` -> bitwidths, each within 1..16.
-
-    Raises:
-        ValueError: if the text is neither, or a bitwidth is out of range.
-    """
-    try:
-        if ".." in text:
-            low, high = (int(part) for part in text.split(".."))
-            bits = tuple(range(low, high + 1))
-        else:
-            bits = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        raise ValueError(f"--bits takes a range like 2..12 or a list like 2,4,8; not {text!r}") from None
-    if not bits:
-        raise ValueError(f"--bits {text} is an empty range; write the smaller number first")
-    return bits
 
 
 @dataclass(frozen=True)
@@ -86,12 +67,8 @@ class Settings:
         """For ``theory.json``."""
         s = self.sources
         return {
-            "dim": self.dim,
-            "clients": self.clients,
-            "rank": self.m,
-            "bits": list(self.bits),
-            "rounds": self.rounds,
-            "seeds": self.seeds,
+            **asdict(self),
+            **{"rank": self.m, "bits": list(self.bits)},
             "tau": s.tau,
             "mu": s.mu,
             "majority_per_class": s.majority,
@@ -102,6 +79,3 @@ class Settings:
 
 def silent(line: str) -> None:
     """Say nothing."""
-
-
-__all__ = ["SLOPE_BITS", "Say", "Settings", "parse_bits", "silent"]

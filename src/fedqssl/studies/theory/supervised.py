@@ -21,6 +21,3 @@ def supervised_features(x: Tensor, labels: Tensor, classes: int, m: int, ridge: 
     _, vectors = torch.linalg.eigh(W @ X @ W.mT)
     features: Tensor = vectors.flip(1)[:, :m].mT @ W
     return features
-
-
-__all__ = ["supervised_features"]

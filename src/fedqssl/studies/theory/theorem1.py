@@ -114,6 +114,11 @@ class Sides:
         return self.lhs / self.rhs
 
     @property
+    def ratio_printed(self) -> Tensor:
+        """``lhs / rhs_printed`` after every round."""
+        return self.lhs / self.rhs_printed
+
+    @property
     def holds(self) -> bool:
         """Whether the left side's upper end stays below the proof's form after every round."""
         return bool((self.lhs_high <= self.rhs).all())
@@ -207,23 +212,15 @@ def control(problem: Problem, settings: Settings, bits: int = 4) -> Control:
     return Control(bits, alpha, rounds, largest, sides(precision, 1), sides(Precision(bits, scale=scale), 2))
 
 
-def _worst(results: dict[str, Sides]) -> tuple[str, int]:
-    name = max(results, key=lambda key: float(results[key].ratio.max()))
-    return name, int(results[name].ratio.argmax())
-
-
 def _case_json(case: Case, sides: Sides, norm2: float) -> dict[str, object]:
     return {
         "bits": case.bits if isinstance(case.bits, int) else list(case.bits),
         "steps": case.kind,
         "local_steps": case.local_steps,
         "asserted": case.proven,
-        "lhs": sides.lhs.tolist(),
-        "lhs_high": sides.lhs_high.tolist(),
-        "rhs": sides.rhs.tolist(),
-        "rhs_printed": sides.rhs_printed.tolist(),
+        **{name: getattr(sides, name).tolist() for name in ("lhs", "lhs_high", "rhs", "rhs_printed")},
         "ratio": float(sides.ratio.max()),
-        "ratio_printed": float((sides.lhs / sides.rhs_printed).max()),
+        "ratio_printed": float(sides.ratio_printed.max()),
         "holds": sides.holds,
         "holds_printed": sides.holds_printed,
         "G": sides.G,
@@ -235,26 +232,18 @@ def _case_json(case: Case, sides: Sides, norm2: float) -> dict[str, object]:
 
 
 def _control_json(made: Control) -> dict[str, object]:
+    lhs, rhs, moving = (side.tolist() for side in (made.nearest.lhs, made.nearest.rhs, made.stochastic.lhs))
     return {
-        "bits": made.bits,
-        "alpha": made.alpha,
-        "rounds": made.rounds,
-        "largest_step_in_cells": made.largest_step_in_cells,
-        "lhs_first": float(made.nearest.lhs[0]),
-        "lhs_last": float(made.nearest.lhs[-1]),
-        "rhs_last": float(made.nearest.rhs[-1]),
-        "stochastic_lhs_last": float(made.stochastic.lhs[-1]),
-        "stochastic_rhs_last": float(made.stochastic.rhs[-1]),
-        "lhs": made.nearest.lhs.tolist(),
-        "rhs": made.nearest.rhs.tolist(),
-        "stochastic_lhs": made.stochastic.lhs.tolist(),
-        "fails": made.fails,
+        **{name: getattr(made, name) for name in ("bits", "alpha", "rounds", "largest_step_in_cells")},
+        **{"lhs_first": lhs[0], "lhs_last": lhs[-1], "rhs_last": rhs[-1]},
+        **{"stochastic_lhs_last": moving[-1], "stochastic_rhs_last": float(made.stochastic.rhs[-1])},
+        **{"lhs": lhs, "rhs": rhs, "stochastic_lhs": moving, "fails": made.fails},
     }
 
 
 def _claims(results: dict[str, Sides], made: Control, smooth: Smoothness) -> dict[str, Claim]:
     ratio = max(float(s.ratio.max()) for s in results.values())
-    printed = {name: float((s.lhs / s.rhs_printed).max()) for name, s in results.items()}
+    printed = max(float(s.ratio_printed.max()) for s in results.values())
     broken = [name for name, s in results.items() if not s.holds_printed]
     quantized = {k: s.floor for k, s in results.items() if "sqrt" in k and "full" not in k}
     full = {k: s.floor for k, s in results.items() if "full" in k}
@@ -268,7 +257,7 @@ def _claims(results: dict[str, Sides], made: Control, smooth: Smoothness) -> dic
         ),
         "printed_form": claim(
             "Theorem 1 as printed (rho-bar times the sum of alpha in the denominator), E = 1",
-            f"largest left/right {max(printed.values()):.2f}; broken in {len(broken)} of {len(results)} cases",
+            f"largest left/right {printed:.2f}; broken in {len(broken)} of {len(results)} cases",
             not broken,
         ),
         "bound_vanishes_with_sqrt_steps": claim(
@@ -312,28 +301,21 @@ def theorem1(settings: Settings, say: Say = silent) -> dict[str, object]:
             results[case.name] = sides
     say("theorem 1: control with nearest rounding")
     made = control(problem, settings)
-    name, at = _worst(results)
+    name = max(results, key=lambda key: float(results[key].ratio.max()))
     worst = results[name]
+    at = int(worst.ratio.argmax())
     smooth = check_smoothness(problem.X_bar, problem.m, problem.gamma, generator(0, "smoothness"))
     return {
-        "lhs": float(worst.lhs[at]),
-        "rhs": float(worst.rhs[at]),
-        "rhs_printed": float(worst.rhs_printed[at]),
-        "ratio": float(worst.ratio[at]),
+        **{side: float(getattr(worst, side)[at]) for side in ("lhs", "rhs", "rhs_printed", "ratio")},
         "tightest": {"case": name, "round": at + 1},
         "holds": all(s.holds for s in results.values()),
         "holds_printed": all(s.holds_printed for s in results.values()),
         "control_fails": made.fails,
         "claims": _claims(results, made, smooth),
-        "rho": problem.rho,
-        "rho_bar": problem.rho_bar,
-        "alpha": problem.alpha,
+        **{name: getattr(problem, name) for name in ("rho", "rho_bar", "alpha")},
         "prox_tolerance": TOLERANCE,
         "prox_error": max(s.envelope_error for s in results.values()),
         "smoothness": {**asdict(smooth), "stays_inside": {n: v <= smooth.gamma for n, v in norms.items()}},
         "control": _control_json(made),
         "cases": found,
     }
-
-
-__all__ = ["Case", "Control", "Problem", "Sides", "cases", "compare", "control", "make_problem", "run_case", "theorem1"]

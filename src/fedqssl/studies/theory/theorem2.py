@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +21,12 @@ from fedqssl.studies.theory.fedavg import Precision, Steps, initial_weights, run
 from fedqssl.studies.theory.model import align, covariance, eigen, global_covariance, optimum
 from fedqssl.studies.theory.quantizers import FULL
 from fedqssl.studies.theory.randomness import generator
-from fedqssl.studies.theory.representability import lower_bound, printed_bound, representability
+from fedqssl.studies.theory.representability import lower_bound, printed_bound, representability, spread
 from fedqssl.studies.theory.settings import Say, Settings, silent
 from fedqssl.studies.theory.supervised import supervised_features
+
+ByBits = dict[str, dict[str, dict[str, float]]]
+"""``{"8 bits": {"local": ..., "global": ...}}``."""
 
 ROUNDING = 1e-9
 LOCAL = 2
@@ -92,17 +96,12 @@ def _summary(models: list[Learned]) -> dict[str, float]:
     }
 
 
-def spread(rows: Tensor) -> float:
-    """Largest difference of r between two clients (rows) in one direction (columns)."""
-    return float((rows.amax(0) - rows.amin(0)).max())
-
-
 def _draw(settings: Settings, seed: int) -> list[ClientData]:
     return [client_data(settings.sources, k, generator(seed, "data", k)) for k in range(settings.clients)]
 
 
-def by_bits(settings: Settings, say: Say = silent) -> dict[str, dict[str, dict[str, float]]]:
-    """``{"8 bits": {"local": ..., "global": ...}}`` over bitwidths, all seeds together."""
+def by_bits(settings: Settings, say: Say = silent) -> ByBits:
+    """What local and global models represent over bitwidths, all seeds together."""
     data = [[c.covariance for c in _draw(settings, seed)] for seed in range(settings.seeds)]
     found = {}
     for bits in (*settings.training_bits, FULL):
@@ -116,15 +115,14 @@ def by_bits(settings: Settings, say: Say = silent) -> dict[str, dict[str, dict[s
     return found
 
 
-def heterogeneity(settings: Settings, say: Say = silent) -> list[dict[str, object]]:
+def heterogeneity(settings: Settings, say: Say = silent) -> list[dict[str, Any]]:
     """Spread of r over clients, all n directions, as their data grow apart: self-supervised (R bits) against supervised."""
     n, bits, rows = settings.clients, settings.middle_bits, []
     shares = [1 / n, *(1 / n + (1 - 1 / n) * x for x in (0.5, 0.8, 0.95)), 1.0]
     for own in shares:
-        say(
-            f"theorem 2: evenness when clients own a share {own:.2f} of their data, {bits} bits x {settings.seeds} seeds"
-        )
-        ssl, labelled, lowest = [], [], []
+        words = f"when clients own a share {own:.2f} of their data, {bits} bits x {settings.seeds} seeds"
+        say(f"theorem 2: evenness {words}")
+        found: dict[str, list[Tensor]] = {"self_supervised": [], "supervised": []}
         for seed in range(settings.seeds):
             data = [blended_data(settings.sources, k, own, generator(seed, "blend", own, k)) for k in range(n)]
             gens = [generator(seed, "blend training", own, k) for k in range(n)]
@@ -133,32 +131,23 @@ def heterogeneity(settings: Settings, say: Say = silent) -> list[dict[str, objec
                 for c, g in zip(data, gens, strict=True)
             ]
             v = [supervised_features(c.x, c.labels, 2 * n, settings.m) for c in data]
-            ours, theirs = (torch.stack([representability(each)[:n] for each in models]) for models in (w, v))
-            ssl.append(spread(ours))
-            labelled.append(spread(theirs))
-            lowest.append((float(ours.min()), float(theirs.min())))
-        rows.append(
-            {
-                "own_share": own,
-                "self_supervised": Estimate.of(ssl).to_json(),
-                "supervised": Estimate.of(labelled).to_json(),
-                "self_supervised_r_min": min(a for a, _ in lowest),
-                "supervised_r_min": min(b for _, b in lowest),
-            }
-        )
+            for name, models in zip(found, (w, v), strict=True):
+                found[name].append(torch.stack([representability(each)[:n] for each in models]))
+        spreads = {name: Estimate.of([spread(r) for r in each]).to_json() for name, each in found.items()}
+        lowest = {f"{name}_r_min": min(float(r.min()) for r in each) for name, each in found.items()}
+        rows.append({"own_share": own, **spreads, **lowest})
     return rows
 
 
-def covariance_check(settings: Settings) -> dict[str, object]:
+def covariance_check(settings: Settings) -> dict[str, Any]:
     """E[X_k] of client 1 beside a large sample and the printed form: the n x n block and the largest deviations."""
     sources, n = settings.sources, settings.clients
     big = type(sources)(settings.dim, n, 20_000, 20_000 * sources.minority // sources.majority)
     sample = covariance(client_data(big, 0, generator(0, "large sample")).x)
     true, printed = expected_covariance(big, 0), printed_covariance(big, 0)
+    forms = {"sample": sample, "expected": true, "printed": printed}
     return {
-        "sample": sample[:n, :n].tolist(),
-        "expected": true[:n, :n].tolist(),
-        "printed": printed[:n, :n].tolist(),
+        **{name: X[:n, :n].tolist() for name, X in forms.items()},
         "samples": big.samples,
         "deviation_expected": float((sample - true).abs().max()),
         "deviation_printed": float((sample - printed).abs().max()),
@@ -173,9 +162,7 @@ def small_rank_control(settings: Settings) -> dict[str, object]:
     return {"rank": m, "r_min": lowest, "m_over_n": m / settings.clients, "fails": not lowest > PRESENT}
 
 
-def _claims(
-    table: dict[str, dict[str, dict[str, float]]], rows: list[dict[str, object]], cov: dict[str, object]
-) -> dict[str, Claim]:
+def _claims(table: ByBits, rows: list[dict[str, Any]], cov: dict[str, Any]) -> dict[str, Claim]:
     cells = [(name, where, cell) for name, both in table.items() for where, cell in both.items()]
     gap = min(cell["bound_gap_min"] for _, _, cell in cells)
     found = {
@@ -186,7 +173,7 @@ def _claims(
             "App. A.4: E[X_k] = diag(tau^2, ..., 1, ..., tau^2, 0, ...) + O(d^(-2/5))",
             f"off a sample of {cov['samples']} by {cov['deviation_printed']:.2f}; "
             f"the true one by {cov['deviation_expected']:.2f}",
-            float(str(cov["deviation_printed"])) <= 3 * float(str(cov["deviation_expected"])),
+            cov["deviation_printed"] <= 3 * cov["deviation_expected"],
         ),
     }
     for where in ("local", "global"):
@@ -209,9 +196,7 @@ def _claims(
             f"smallest r {lowest:.3f}",
             lowest > PRESENT,
         )
-    last = rows[-1]
-    ours, theirs = last["self_supervised"], last["supervised"]
-    assert isinstance(ours, dict) and isinstance(theirs, dict)
+    ours, theirs = rows[-1]["self_supervised"], rows[-1]["supervised"]
     found["evener_than_supervised"] = claim(
         "Sec. 4: clients' representability is similar; more so than with labels, at full heterogeneity",
         f"spread {ours['mean']:.3f} [{ours['low']:.3f}, {ours['high']:.3f}]"
@@ -238,13 +223,11 @@ def theorem2(settings: Settings, say: Say = silent) -> dict[str, object]:
     control = small_rank_control(settings)
     claims = _claims(table, rows, cov)
     cells = [cell for name, both in table.items() if name != "full precision" for cell in both.values()]
-    widest = rows[-1]["self_supervised"]
-    assert isinstance(widest, dict)
     return {
         "r_min": min(cell["r_min"] for cell in cells),
         "r_mean": sum(cell["r_mean"] for cell in cells) / len(cells),
         "bound_min": min(cell["bound_min"] for cell in cells),
-        "spread": widest["mean"],
+        "spread": rows[-1]["self_supervised"]["mean"],
         "holds": claims["bound"]["holds"],
         "holds_printed": bool(claims["printed_local"]["holds"]) and bool(claims["printed_global"]["holds"]),
         "control_fails": control["fails"],
@@ -255,15 +238,3 @@ def theorem2(settings: Settings, say: Say = silent) -> dict[str, object]:
         "heterogeneity": rows,
         "covariance": cov,
     }
-
-
-__all__ = [
-    "Learned",
-    "by_bits",
-    "covariance_check",
-    "global_model",
-    "heterogeneity",
-    "local_model",
-    "spread",
-    "theorem2",
-]
