@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 import fedqssl
 from fedqssl.cli.main import main
 from fedqssl.data.images import DataError
+from fedqssl.lowbit import to_bytes
 from fedqssl.maker.finished_run import few
 from fedqssl.maker.probing import ProbeSettings, probe_client
 
@@ -127,19 +129,32 @@ def test_new_classes_and_few_labels(finished, tmp_path, capsys):
     settings = ProbeSettings(f"folder:{tmp_path / 'new'}", "10%")
     found = probe_client(finished, "client-02", settings)
     assert found.train_images == 6 and found.class_names == ("bright", "dark", "mid")
-    assert found.outcome.accuracy > 0.8
+    assert found.outcome.accuracy > 0.5  # chance is 0.33; over seeds 0.72 to 1
     out = tmp_path / "new.fqssl"
     cli(capsys, "export", finished.folder.path, *words, "--out", out)
-    assert fedqssl.load(out).predict(tmp_path / "new" / "dark")[0].name == "dark"
+    assert [p.name for p in fedqssl.load(out).predict(tmp_path / "new" / "dark")].count("dark") > 15  # of 30
     assert "exists; choose another" in cli(capsys, "export", finished.folder.path, *words, "--out", out, code=2)
     assert (tmp_path / "new.fqssl.md").read_text().startswith("# small_cnn, 8 bits")
     generator = torch.Generator().manual_seed(0)
     assert few(torch.tensor([0] * 99 + [5]), 0.01, generator).tolist()[-1] == 99
 
 
-def test_unfinished_run(tmp_path, run_folder, capsys):
-    import shutil
+def test_the_same_pictures_elsewhere_give_the_same_classifier(finished, tmp_path):
+    """Draws derive from the seed, the client and the kind of data: a folder may move, and tests run in any folder."""
+    for name, color in (("red", "red"), ("blue", "blue")):
+        (tmp_path / "here" / name).mkdir(parents=True)
+        for i in range(20):
+            Image.new("RGB", (32, 32 + i), color).save(tmp_path / "here" / name / f"{i}.png")
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    here, there = (
+        probe_client(finished, "client-02", ProbeSettings(f"folder:{tmp_path / place}", "20%"))
+        for place in ("here", "there")
+    )
+    assert to_bytes(here.classifier.model) == to_bytes(there.classifier.model)
+    assert here.outcome.to_json() == there.outcome.to_json()
 
+
+def test_unfinished_run(tmp_path, run_folder, capsys):
     shutil.copytree(run_folder, tmp_path / "half")
     (tmp_path / "half" / "result.json").unlink()
     assert "fedqssl run --resume" in cli(capsys, "export", tmp_path / "half", "--client", "client-00", code=2)

@@ -52,6 +52,13 @@ class ProbeSettings:
         """Whether it is the probe that a run ends with."""
         return self == ProbeSettings()
 
+    def purpose(self) -> tuple[object, ...]:
+        """What random draws derive from: the kind of data, not its path, so that a moved folder gives the same codes."""
+        if self.data is None and self.labels == "all":
+            return ()
+        kind = None if self.data is None else self.data.partition(":")[0]
+        return kind, self.labels
+
     def tag(self) -> str:
         """A short name for files: empty for the plain probe."""
         if self.plain:
@@ -104,7 +111,7 @@ def probe_client(run: FinishedRun, name: str, settings: ProbeSettings | None = N
     features = run.features(name, (data.train, data.test))
     if run.context.task.supervised:
         return _as_it_is(run, name, data, settings, features)
-    purpose = () if settings.data is None and settings.labels == "all" else (settings.data, settings.labels)
+    purpose = settings.purpose()
     kept = few(data.train_labels, settings.share, generator(run.config.seed, "few labels", name, *purpose))
     x, y = features[0][kept], data.train_labels[kept]
     classes = len(data.class_names)
