@@ -60,6 +60,6 @@ def browser():
         unavailable("no playwright (pip install 'fedqssl[dev]')")
     with sync_playwright() as play:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        found = play.chromium.launch(executable_path=path, args=arguments, timeout=120_000)
+        found = play.chromium.launch(executable_path=path, args=arguments, timeout=600_000)
         yield found
         found.close()
