@@ -37,7 +37,7 @@ def test_a_client_killed_in_a_round_is_left_out_and_comes_back(processes):
     processes.client("car-2", 8)
     processes.strange("van-3", 32, "slow:1000")
     processes.connected(*CLIENTS)
-    name = processes.start("--preset", "smoke", *words(rounds=4, min_clients=2, deadline=100))
+    name = processes.start("--preset", "smoke", *words(rounds=4, min_clients=2, deadline=150))
     until(lambda: "asleep" in processes.said("van-3"), "round 2 has begun")
     processes.end("van-3", signal.SIGKILL)
     processes.client("van-3", 32)
@@ -105,7 +105,7 @@ def test_what_a_bad_client_sends_costs_its_own_update(processes, strange):
         processes.strange(client, CLIENTS[client], how)
     processes.client("van-3", 32)
     processes.connected(*CLIENTS)
-    name = processes.start("--preset", "smoke", *words(min_clients=1, deadline=40))
+    name = processes.start("--preset", "smoke", *words(min_clients=1, deadline=120))
     lines = lines_of(processes.finished(name))
     assert all("van-3" in line["weights"] for line in lines)
     last = lines[-1]["rejected"]
@@ -127,6 +127,6 @@ def test_a_slow_client_is_not_waited_for(processes):
     processes.client("car-2", 8)
     processes.strange("van-3", 32, "slowly:1000")
     processes.connected(*CLIENTS)
-    name = processes.start("--preset", "smoke", *words(rounds=1, min_clients=2, deadline=60))
+    name = processes.start("--preset", "smoke", *words(rounds=1, min_clients=2, deadline=120))
     (line,) = lines_of(processes.finished(name))
-    assert line["rejected"] == {"van-3": "no reply within 60 s"} and sorted(line["weights"]) == ["car-1", "car-2"]
+    assert line["rejected"] == {"van-3": "no reply within 120 s"} and sorted(line["weights"]) == ["car-1", "car-2"]

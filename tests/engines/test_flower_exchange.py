@@ -2,11 +2,13 @@
 
 import threading
 import time
+import types
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from direct_grid import DirectGrid
+from fedqssl.engines.flower import exchange
 from fedqssl.engines.flower.exchange import Exchange, ExchangeError
 
 NODES = {"car-1": 101, "car-2": 102, "van-3": 103}
@@ -40,19 +42,25 @@ def told(name):
     return RecordDict({"told": ConfigRecord({"name": name})})
 
 
-def test_a_reply_that_never_ends_holds_up_nobody_else(grid):
-    began = time.monotonic()
-    replies, failed = Exchange(grid, 0.01, apart=True).ask("train", {n: told(n) for n in NODES}, NODES, deadline=1)
+def test_a_reply_that_never_ends_holds_up_nobody_else(grid, monkeypatch):
+    """The clock stands still until both others have arrived, however busy the machine is; then the deadline passes."""
+    now = [0.0]
+    monkeypatch.setattr(exchange, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+
+    def done(count):
+        now[0] = 3600.0 * (count == 2)
+
+    asked = {name: told(name) for name in NODES}
+    replies, failed = Exchange(grid, 0.01, apart=True).ask("train", asked, NODES, 3600, done)
     assert {name: content["told"]["name"] for name, content in replies.items()} == {"car-1": "car-1", "van-3": "van-3"}
-    assert failed == {"car-2": "no reply within 1 s"}
-    assert 1 <= time.monotonic() - began < 5
+    assert failed == {"car-2": "no reply within 3600 s"}
 
 
 def test_looked_for_together_it_would_and_the_deadline_still_holds(grid):
     began = time.monotonic()
     replies, failed = Exchange(grid, 0.01).ask("train", {n: told(n) for n in NODES}, NODES, deadline=1)
     assert "car-2" in failed and len(replies) + len(failed) == 3
-    assert time.monotonic() - began < 5
+    assert 1 <= time.monotonic() - began < 600
 
 
 def test_a_reply_that_cannot_be_read_costs_its_senders_update():
@@ -63,7 +71,7 @@ def test_a_reply_that_cannot_be_read_costs_its_senders_update():
             return super().pull_messages(message_ids)
 
     grid = Unreadable(dict.fromkeys(NODES.values(), echo))
-    replies, failed = Exchange(grid, 0.01, apart=True).ask("train", {n: told(n) for n in NODES}, NODES, deadline=30)
+    replies, failed = Exchange(grid, 0.01, apart=True).ask("train", {n: told(n) for n in NODES}, NODES, deadline=600)
     assert sorted(replies) == ["car-2", "van-3"]
     assert failed == {"car-1": "its reply cannot be read (ValueError)"}
 
@@ -79,4 +87,6 @@ def test_errors_of_the_grid_are_told():
 
 def test_who_carries_messages_may_end(grid):
     with pytest.raises(ExchangeError):
-        Exchange(grid, 0.01, alive=lambda: False, apart=True).ask("train", {"car-2": told("car-2")}, NODES, deadline=60)
+        Exchange(grid, 0.01, alive=lambda: False, apart=True).ask(
+            "train", {"car-2": told("car-2")}, NODES, deadline=600
+        )

@@ -60,7 +60,7 @@ def test_same_bytes_as_in_process_and_nothing_is_left(tmp_path):
     for one, two in zip(*lines, strict=True):
         for key in ("client_loss", "dequantize_loss", "weights", "rejected"):
             assert one[key] == two[key], key
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while (left := members(process.pid)) and time.monotonic() < end:
         time.sleep(0.5)
     assert not left

@@ -24,7 +24,11 @@ def faults(how: str, **variables: str) -> tuple[str, int]:
     """Whether glibc was asked, and the page faults of ten large tensors after ten like them."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
     done = subprocess.run(
-        [sys.executable, "-c", COUNT, how], env={**clean, **variables}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", COUNT, how],
+        env={**clean, "NUMPY_MADVISE_HUGEPAGE": "0", **variables},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     asked, count = done.stdout.split()
     return asked, int(count)

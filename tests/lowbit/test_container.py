@@ -121,7 +121,7 @@ print(hashlib.sha256(to_bytes(to_lowbit(resnet18(width=4, num_classes=3), Precis
 def _run(script: str, *arguments: str, **env: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, *arguments], env=env, capture_output=True, text=True, timeout=600
     )
 
 

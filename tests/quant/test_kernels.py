@@ -20,7 +20,7 @@ def _python(code: str, kernels_variable: str | None) -> subprocess.CompletedProc
     env = {k: v for k, v in os.environ.items() if k != "FEDQSSL_KERNELS"}
     if kernels_variable is not None:
         env["FEDQSSL_KERNELS"] = kernels_variable
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
 
 
 def test_use_chooses_and_restores():

@@ -78,7 +78,7 @@ def test_figures_are_drawn_and_the_console_is_clean(browser, pages, name, size):
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     said, asked = [], []
     page = context.new_page()
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(600_000)
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))

@@ -12,7 +12,7 @@ def page(browser):
 
 def test_an_image_is_answered(page, address, tmp_path):
     problems: list[str] = []
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(600_000)
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(address)

@@ -108,7 +108,7 @@ def test_limits_of_size_and_rate(model):
 
 def test_fifty_at_once(address):
     async def all_of_them():
-        async with httpx.AsyncClient(timeout=120) as client:
+        async with httpx.AsyncClient(timeout=600) as client:
             posts = [
                 client.post(f"{address}/predict", files={"images": (f"{i}.png", png(20 + i, 20))}) for i in range(50)
             ]

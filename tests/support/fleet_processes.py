@@ -52,10 +52,10 @@ class Processes:
 
     def launch(self, name: str, *words) -> subprocess.Popen:
         """A process whose output is in ``<name>.out``."""
-        out = (self.folder / f"{name}.out").open("a")
         env = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "160"}
         command = [sys.executable, *map(str, words)]
-        self.running[name] = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env)
+        with (self.folder / f"{name}.out").open("a") as out:
+            self.running[name] = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env)
         return self.running[name]
 
     def said(self, name: str) -> str:
