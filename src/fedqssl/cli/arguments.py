@@ -6,12 +6,22 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 DEFAULT = "quickstart"
 INTERRUPTED = 130
 """What a shell reports of a command that Ctrl-C ended."""
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PRESET_OR_TOML KEY=VALUE",
+        help="A preset (fedqssl list presets) or a TOML file, quickstart by default; and settings to change.",
+    ),
+]
+"""The words of ``run`` and ``plan``."""
 
 
 def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -75,4 +85,4 @@ def source_name(source: str) -> str:
     return Path(source).stem
 
 
-__all__ = ["DEFAULT", "INTERRUPTED", "parse_bit_range", "resumable", "source_name", "split_words"]
+__all__ = ["DEFAULT", "INTERRUPTED", "Words", "parse_bit_range", "resumable", "source_name", "split_words"]

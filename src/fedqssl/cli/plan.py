@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedqssl.cli.arguments import source_name, split_words
+from fedqssl.cli.arguments import Words, source_name, split_words
 
 if TYPE_CHECKING:
     from fedqssl.config import RunConfig
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 MEASURE_SECONDS = 12.0
 """Time for all measured steps; converting a large network to every bitwidth comes on top."""
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="PRESET_OR_TOML KEY=VALUE",
-        help="A preset (fedqssl list presets) or a TOML file, quickstart by default; and settings to change.",
-    ),
-]
 Detail = Annotated[bool, typer.Option("--detail", help="The whole ledger: bit operations, memory, server work.")]
 DeviceFile = Annotated[
     Path | None,

@@ -9,21 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedqssl.cli.arguments import source_name, split_words
+from fedqssl.cli.arguments import INTERRUPTED, Words, source_name, split_words
 
 if TYPE_CHECKING:
     from fedqssl.config import RunConfig
 
-INTERRUPTED = 130
-"""Exit code of a shell command that Ctrl-C ended (128 + SIGINT)."""
-
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="PRESET_OR_TOML KEY=VALUE",
-        help="A preset (fedqssl list presets) or a TOML file, quickstart by default; and settings to change.",
-    ),
-]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/<preset>-<number>.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")]
 Engine = Annotated[str | None, typer.Option(help="What carries the messages: in_process, or flower-sim for Ray.")]
