@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedqssl import __version__
-from fedqssl.cli.bench import parse_bits
+from fedqssl.cli.arguments import parse_bit_range
 from fedqssl.cli.main import app, main
 
 runner = CliRunner()
@@ -88,5 +88,5 @@ def test_unknown_option_exits_with_2(capsys):
     fails(capsys, "bench", "step", "--nope")
 
 
-def test_parse_bits():
-    assert parse_bits("2, 4,8") == (2, 4, 8)
+def test_parse_bit_range():
+    assert parse_bit_range("2, 4,8") == (2, 4, 8)

@@ -111,3 +111,10 @@ def test_one_place_has_one_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "a")
     here = load_config("smoke", {"data": f"folder:{tmp_path / 'photos'}"})
     assert protocol(load_config("smoke", {"data": "folder:../photos"})) == protocol(here)
+
+
+def test_settings_of_the_server_that_came_later():
+    """At their defaults they are no part of the digest (the recorded ones above); otherwise they are."""
+    words = ("server.optimizer=momentum", "server.momentum=0.5", "server.optimizer_lr=0.5", "server.ema=0.9")
+    prints = {protocol(load_config("smoke", [word])) for word in words}
+    assert len(prints | {RECORDED["smoke"]["fed_qssl"]}) == len(words) + 1
