@@ -19,7 +19,7 @@ from fedqssl.lowbit.container import read_header
 from fedqssl.runs import RunError, RunFolder, RunResult, lifecycle, resume, start
 from fedqssl.runs.evaluate import global_accuracy
 from fedqssl.runs.progress import Progress
-from tiny_run import figures, model_bytes, silent, tiny, tiny_context
+from tiny_run import figures, model_bytes, rounds_of, silent, tiny, tiny_context
 
 
 @pytest.fixture(scope="module")
