@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 EXTRAS ?= dev
 comma := ,
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+CHECKED := src tests examples docs setup.py
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: run test test-full lint clean
+.PHONY: run test test-full unit lint format coverage docs site clean
 
 run: $(STAMP)
 	$(BIN)/fedqssl run quickstart
@@ -19,12 +20,30 @@ test: lint
 test-full: lint
 	$(BIN)/python -m pytest -n 2
 
+# Under a minute on two idle cores.
+unit: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m unit
+
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m 'not slow' --cov --cov-report=term:skip-covered --cov-report=html
+
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
 
+format: $(STAMP)
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+docs:
+	$(MAKE) --no-print-directory site EXTRAS=docs
+
+site: $(STAMP)
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -o -name '*.egg-info' -prune | xargs rm -rf
 

@@ -1,55 +1,67 @@
-"""Builds the optional CPU kernels; everything else is in pyproject.toml.
+"""Builds the CPU kernels and names the wheel; everything else is in pyproject.toml.
 
-The extension is a plain C-ABI library loaded with ctypes: it needs a C++ compiler with OpenMP and nothing of torch.
-Without a compiler the install still succeeds and fedqssl runs on its plain-torch kernels (`fedqssl doctor` says so).
+The kernels are a plain C-ABI library loaded with ctypes: they need a C++ compiler with OpenMP and nothing of Python or
+torch, so one wheel (py3-none-PLATFORM) serves every version of Python.
+
+A wheel without kernels would be slow without saying so: if they do not compile, building a wheel fails, unless
+FEDQSSL_BUILD_KERNELS=0 asks for a wheel without them. An editable install falls back to the plain-torch kernels with
+a warning (`fedqssl doctor` says which kernels are in use).
 """
 
 import os
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+SOURCES = "src/fedqssl/quant/kernels"
 
-class OptionalBuild(build_ext):
-    """Turns every build failure into a warning."""
 
-    def run(self):
-        try:
-            super().run()
-        except Exception as error:
-            self._skip(error)
+class BuildKernels(build_ext):
+    """Compiles the library under a name without Python's ABI tag; only editable installs may fail to."""
 
     def build_extension(self, ext):
         try:
             super().build_extension(ext)
         except Exception as error:
-            self._skip(error)
+            if not (self.inplace or self.editable_mode):
+                raise SystemExit(
+                    f"fedqssl: the CPU kernels did not compile ({error}). Install a C++ compiler with OpenMP (g++), "
+                    "or set FEDQSSL_BUILD_KERNELS=0 to build without them (training is slower, results are the same)."
+                ) from error
+            ext.optional = True  # so that setuptools does not look for the missing file
+            print(f"warning: fedqssl: CPU kernels not built ({error}); the plain-torch kernels will be used")
 
-    def copy_extensions_to_source(self):
-        try:
-            super().copy_extensions_to_source()
-        except Exception as error:
-            self._skip(error)
-
-    @staticmethod
-    def _skip(error):
-        print(f"fedqssl: CPU kernels not built ({error}); the plain-torch kernels will be used")
+    def get_ext_filename(self, fullname):
+        return os.path.join(*fullname.split(".")) + ".so"
 
     def get_export_symbols(self, ext):
         return []
 
 
-kernels = Extension(
-    "fedqssl.quant.kernels._native",
-    sources=["src/fedqssl/quant/kernels/native.cpp"],
-    depends=[f"src/fedqssl/quant/kernels/native_{part}.h" for part in ("quantile", "norm", "bits")],
-    extra_compile_args=["-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden"],
-    extra_link_args=["-fopenmp"],
-    language="c++",
-    optional=True,
-)
+class PlatformWheel(bdist_wheel):
+    """Tags a wheel with kernels py3-none-PLATFORM, because they call nothing of Python."""
 
-setup(
-    ext_modules=[] if os.environ.get("FEDQSSL_NO_KERNELS") else [kernels],
-    cmdclass={"build_ext": OptionalBuild},
-)
+    def get_tag(self):
+        python, abi, platform = super().get_tag()
+        return (python, abi, platform) if self.root_is_pure else ("py3", "none", platform)
+
+
+def kernels():
+    """The kernels' library, or nothing if the caller asked for a build without it."""
+    if "FEDQSSL_NO_KERNELS" in os.environ:
+        raise SystemExit("fedqssl: FEDQSSL_NO_KERNELS is gone; set FEDQSSL_BUILD_KERNELS=0 instead")
+    if os.environ.get("FEDQSSL_BUILD_KERNELS", "1") == "0":
+        return []
+    library = Extension(
+        "fedqssl.quant.kernels._native",
+        sources=[f"{SOURCES}/native.cpp"],
+        depends=[f"{SOURCES}/native_{part}.h" for part in ("quantile", "norm", "bits")],
+        extra_compile_args=["-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden"],
+        extra_link_args=["-fopenmp"],
+        language="c++",
+    )
+    return [library]
+
+
+setup(ext_modules=kernels(), cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel})

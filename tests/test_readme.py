@@ -1,4 +1,4 @@
-"""What the README shows works: its Python is run, its commands parse (long ones at smoke size)."""
+"""What README.md and docs/usage.md show works: their Python is run, their commands are run (long ones at smoke size)."""
 
 import re
 import shlex
@@ -10,21 +10,24 @@ from typer.testing import CliRunner
 from fedqssl.cli.main import app
 from fedqssl.data.scenes import scenes
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.S | re.M)
+ROOT = Path(__file__).parents[1]
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/usage.md")}
+BLOCKS = [block for text in PAGES.values() for block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)]
 PYTHON = [text for kind, text in BLOCKS if kind == "python"]
-SHELL = [
-    command.strip()
-    for kind, text in BLOCKS
-    if not kind
-    for line in text.splitlines()
-    for command in line.split("#")[0].split(" ; ")
-    if command.strip().startswith("fedqssl ")
-]
+SHELL = list(
+    dict.fromkeys(  # what both pages show is run once
+        command.strip()
+        for kind, text in BLOCKS
+        if not kind
+        for line in text.splitlines()
+        for command in line.split("#")[0].split(" ; ")
+        if command.strip().startswith("fedqssl ")
+    )
+)
 
 
 def test_there_is_something_to_check():
-    assert len(PYTHON) == 2 and len(SHELL) >= 10
+    assert len(PYTHON) == 2 and len(SHELL) >= 30
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=["run", "lowbit"])
@@ -84,7 +87,7 @@ def shrunk(command: str) -> list[str]:
 
 
 def test_commands_run(tmp_path, monkeypatch):
-    """In the order of the README, each with what the ones before it left."""
+    """In the order of the pages, each with what the ones before it left."""
     monkeypatch.chdir(tmp_path)
     settings = [
         f"{key} = {value if value.isdigit() else repr(value)}" for key, value in (w.split("=") for w in TINY[:-1])
@@ -108,3 +111,13 @@ def test_commands_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", ELSEWHERE.values())
 def test_what_is_run_elsewhere_is_there(path):
     assert (Path(__file__).parent / path).is_file()
+
+
+def test_the_readme_stays_short():
+    """It says what this is and where everything else is written."""
+    assert len(PAGES["README.md"].splitlines()) <= 80
+
+
+def test_the_picture_is_small():
+    picture = ROOT / "docs" / "img" / "quickstart.png"
+    assert f"({picture.relative_to(ROOT)})" in PAGES["README.md"] and picture.stat().st_size < 150_000

@@ -12,8 +12,7 @@ from fedqssl.cli.main import app, main
 from fedqssl.runs import Progress
 from fedqssl.runs import run_cells as running
 from fedqssl.runs.cells import Cell
-from fedqssl.runs.parallel import DIED, outcomes
-from fedqssl.runs.run_cells import run_cells
+from fedqssl.runs.run_cells import DIED, in_processes, run_cells
 from fedqssl.runs.sweep import cell_name, plan_sweep
 
 runner = CliRunner()
@@ -192,8 +191,9 @@ def test_a_process_that_dies_takes_only_its_cell_along(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     deadly = smoke(model="killer:Net", images=100, partition="iid", workers=1)
     unknown = smoke(algorithm="fed_magic", workers=1)
-    found = list(outcomes([Cell("deadly", deadly), Cell("unknown", unknown)], tmp_path, 1))
-    assert found[0].error == DIED and "fed_magic" in found[1].error
+    found = list(in_processes([Cell("deadly", deadly), Cell("unknown", unknown)], tmp_path, 2))
+    errors = {outcome.cell.name: outcome.error for outcome in found}
+    assert errors["deadly"] == DIED and "fed_magic" in errors["unknown"]
 
 
 def test_one_damaged_cell_costs_one_figure(engine, tmp_path, capsys):

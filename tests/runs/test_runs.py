@@ -2,8 +2,10 @@
 
 import dataclasses
 import gc
+import hashlib
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from fedqssl.lowbit.container import read_header
 from fedqssl.runs import RunError, RunFolder, RunResult, lifecycle, resume, start
 from fedqssl.runs.evaluate import global_accuracy
 from fedqssl.runs.progress import Progress
-from tiny_run import figures, model_bytes, silent, tiny, tiny_context
+from tiny_run import figures, model_bytes, rounds_of, silent, tiny, tiny_context
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +161,16 @@ def test_plain_averaging_runs_too_and_gives_other_models(finished, tmp_path):
     samples = {n: c.samples for n, c in other.clients.items()}
     assert all(abs(w - samples[n] / sum(samples.values())) < 1e-12 for n, w in line["weights"].items())
     assert model_bytes(other.folder) != model_bytes(finished.folder)
+
+
+def test_a_payload_is_hashed_once_where_it_is_made_and_once_where_it_arrives(monkeypatch):
+    real, hashed = hashlib.sha256, Counter()
+
+    def counting(data=b"", **options):
+        if len(data) > 1000:
+            hashed[bytes(data)] += 1
+        return real(data, **options)
+
+    monkeypatch.setattr("fedqssl.header.hashlib.sha256", counting)
+    rounds_of(tiny_context())
+    assert hashed and max(hashed.values()) == 2

@@ -104,7 +104,7 @@ def server(
     from fedqssl.deploy.control import LAST
     from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
     from fedqssl.deploy.serving import serve
-    from fedqssl.serve.running import is_loopback
+    from fedqssl.listen import is_loopback
 
     check_on_bad(on_bad or "error")
     found = Fleet.open(fleet)

@@ -29,7 +29,8 @@ def serve(
 
     For example: fedqssl serve phone.fqssl --port 8000, then open http://127.0.0.1:8000
     """
-    from fedqssl.serve.running import bind, check_serve, is_loopback
+    from fedqssl.listen import bind, is_loopback
+    from fedqssl.serve.running import check_serve
     from fedqssl.serve.running import serve as run
 
     check_serve()

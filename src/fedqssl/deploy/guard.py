@@ -19,7 +19,7 @@ from flwr.proto.message_pb2 import PushObjectRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,import-not-found]
 
 from fedqssl.deploy.events import Events
-from fedqssl.serve.limits import answer
+from fedqssl.listen import answer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

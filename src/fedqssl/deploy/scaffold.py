@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedqssl.deploy.fleet import Fleet, FleetError, check_name
 from fedqssl.deploy.keys import make_certificates, make_key, write_new
-from fedqssl.serve.running import is_loopback
+from fedqssl.listen import is_loopback
 
 
 def _template(name: str) -> str:

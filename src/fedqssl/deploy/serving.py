@@ -12,7 +12,7 @@ from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one, stop_like_ctrl_c
 from fedqssl.deploy.supervisor import Supervisor
 from fedqssl.engines.flower import hush
-from fedqssl.serve.running import bind
+from fedqssl.listen import bind
 
 CONNECTIONS = 500
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -27,7 +28,6 @@ Tick = Callable[[str, int, int], None]
 S = TypeVar("S")
 Key = TypeVar("Key")
 Result = TypeVar("Result")
-P = ParamSpec("P")
 _START = "import sys; sys.path[:] = {path!r}; from fedqssl.engines.worker import main; main({handle})"
 
 
@@ -92,9 +92,7 @@ class Pool(Generic[S]):
         if self._images is not None:
             self._images.__exit__(kind, error, trace)
 
-    def run(
-        self, what: str, function: Callable[Concatenate[S, P], Result], jobs: Mapping[Key, tuple[Any, ...]]
-    ) -> dict[Key, Result]:
+    def run(self, what: str, function: Callable[..., Result], jobs: Mapping[Key, tuple[Any, ...]]) -> dict[Key, Result]:
         """``function(shared, *arguments)`` of every job, by key in the order of the jobs; long jobs should come first.
 
         Args:
@@ -107,11 +105,23 @@ class Pool(Generic[S]):
         """
         self.tick(what, 0, len(jobs))
         done: dict[Key, Result] = {}
-        results = self._in_workers(function, jobs) if self._opened is not None else self._here(function, jobs)
-        for key, result in results:
+        for key, result in self.stream(function, jobs):
             done[key] = result
             self.tick(what, len(done), len(jobs))
         return {key: done[key] for key in jobs}
+
+    def stream(
+        self,
+        function: Callable[..., Result],
+        jobs: Mapping[Key, tuple[Any, ...]],
+        died: Callable[[Key], Result] | None = None,
+    ) -> Iterator[tuple[Key, Result]]:
+        """As :meth:`run`, one result after the other as they come; ``died`` gives the result of a job whose worker died."""
+        if self._opened is not None:
+            yield from self._in_workers(function, jobs, died)
+            return
+        for key, arguments in jobs.items():
+            yield key, function(self.shared, *arguments)
 
     def peak_memory(self) -> int:
         """Largest resident size so far of this process or of one worker."""
@@ -122,48 +132,53 @@ class Pool(Generic[S]):
             worker.end(at_once)
         self._running = []
 
-    def _here(
-        self, function: Callable[..., Result], jobs: Mapping[Key, tuple[Any, ...]]
-    ) -> Iterator[tuple[Key, Result]]:
-        for key, arguments in jobs.items():
-            yield key, function(self.shared, *arguments)
-
     def _in_workers(
-        self, function: Callable[..., Result], jobs: Mapping[Key, tuple[Any, ...]]
+        self,
+        function: Callable[..., Result],
+        jobs: Mapping[Key, tuple[Any, ...]],
+        died: Callable[[Key], Result] | None,
     ) -> Iterator[tuple[Key, Result]]:
-        """Results as they come: a worker gets its next job when it has sent its last result."""
-        assert self._opened is not None
-        while len(self._running) < min(self.workers, len(jobs)):
-            self._running.append(_Worker(self._opened, self.threads))
-        left = iter(jobs.items())
-        busy: dict[Connection, Key] = {}
-
-        def give(connection: Connection) -> None:
-            for key, arguments in left:
-                send(connection, (function, arguments))
-                busy[connection] = key
-                return
-
+        """A worker gets its next job when it has sent its last result; one that died is replaced."""
+        left = deque(jobs.items())
+        busy: dict[Connection, tuple[_Worker, Key]] = {}
         try:
-            for worker in self._running:
-                give(worker.connection)
-            while busy:
-                for ready in wait(list(busy)):
-                    assert isinstance(ready, Connection)
-                    fine, result, peak = receive(ready)
-                    key = busy.pop(ready)
-                    self._workers_peak = max(self._workers_peak, peak)
-                    if not fine:
-                        raise result
-                    give(ready)
-                    yield key, result
-        except (EOFError, ConnectionError) as error:
-            raise ChildProcessError(
-                "a worker process died, perhaps for lack of memory (workers = 1 in config.toml needs less)"
-            ) from error
+            while left or busy:
+                idle = [worker for worker in self._running if worker.connection not in busy]
+                while left and len(busy) < self.workers:
+                    worker = idle.pop() if idle else self._hire()
+                    key, arguments = left.popleft()
+                    send(worker.connection, (function, arguments))
+                    busy[worker.connection] = worker, key
+                ready = wait(list(busy))[0]
+                assert isinstance(ready, Connection)
+                result = self._collect(*busy[ready], died)
+                del busy[ready]
+                yield result
         finally:
             if busy:  # their results would be taken for those of the next jobs
                 self._end_workers(at_once=True)
+
+    def _hire(self) -> _Worker:
+        assert self._opened is not None
+        self._running.append(_Worker(self._opened, self.threads))
+        return self._running[-1]
+
+    def _collect(self, worker: _Worker, key: Key, died: Callable[[Key], Result] | None) -> tuple[Key, Result]:
+        """The result of a worker's job."""
+        try:
+            fine, result, peak = receive(worker.connection)
+        except (EOFError, ConnectionError) as error:
+            self._running.remove(worker)
+            worker.end(at_once=True)
+            if died is not None:
+                return key, died(key)
+            raise ChildProcessError(
+                "a worker process died, perhaps for lack of memory (workers = 1 in config.toml needs less)"
+            ) from error
+        self._workers_peak = max(self._workers_peak, peak)
+        if not fine:
+            raise result
+        return key, result
 
 
 __all__ = ["Pool", "Tick", "no_tick"]

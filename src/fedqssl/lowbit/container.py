@@ -80,14 +80,17 @@ def frame(blob: bytes) -> bytes:
     return _HEADER.wrap(blob)
 
 
-def check_bytes(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
+def check_bytes(data: bytes, max_bytes: int = MAX_BYTES, checked: bool = False) -> bytes:
     """The safetensors blob of a container whose length, version and checksum are right."""
-    return _HEADER.unwrap(data, max_bytes)
+    return _HEADER.unwrap(data, max_bytes, checked)
 
 
 def read_header(data: bytes, max_bytes: int = MAX_BYTES) -> dict[str, str]:
     """The metadata of a container: format, fingerprint, bits, options. Checks everything that :func:`check_bytes` does."""
-    blob = check_bytes(data, max_bytes)
+    return _metadata(check_bytes(data, max_bytes))
+
+
+def _metadata(blob: bytes) -> dict[str, str]:
     size = struct.unpack_from("<Q", blob)[0] if len(blob) >= 8 else 0
     try:
         metadata = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"]["fedqssl"])
@@ -122,14 +125,20 @@ def _read(entry: Entry, tensors: dict[str, Tensor]) -> list[Tensor]:
     return [_check_tensor(tensors, entry.name, tuple(entry.shape), *floats)]
 
 
-def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES) -> None:
+def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES, checked: bool = False) -> None:
     """Fill ``model`` (from ``to_lowbit``, of the same architecture and bits) from a container; all or nothing.
+
+    Args:
+        model: what to fill.
+        data: the container.
+        max_bytes: a longer one is refused.
+        checked: the checksum was looked at where the bytes arrived; everything else is checked again.
 
     Raises:
         ContainerError: for anything else than the right bytes; the model is then unchanged.
     """
-    blob = check_bytes(data, max_bytes)
-    header, wanted = read_header(data, max_bytes), _describe(model)
+    blob = check_bytes(data, max_bytes, checked)
+    header, wanted = _metadata(blob), _describe(model)
     for key, found in wanted.items():
         if header.get(key) != found:
             what = "architecture" if key == "fingerprint" else key.replace("_", " ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fedqssl.federated.server_state import ServerState, state_from_bytes, state_to_bytes
-from fedqssl.files import finite, write_atomically
+from fedqssl.files import finite, locked, read_json, write_atomically
 
 KEEP = 2
 """Checkpoints kept: the newest, and one before it."""
@@ -110,19 +109,13 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from working on this run; a process that is killed lets go of it."""
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunError(f"another process is working on {self.path}; wait for it, or stop it first") from error
+        busy = RunError(f"another process is working on {self.path}; wait for it, or stop it first")
+        with locked(self.path / ".lock", busy):
             yield
 
     def read_json(self, name: str) -> object:
         """A JSON file of the run."""
-        try:
-            return json.loads((self.path / name).read_text())
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / name} cannot be read ({error}); this run cannot go on") from error
+        return read_json(self.path / name, RunError, "this run cannot be resumed")
 
     def write(self, name: str, text: str) -> None:
         """Write a text file atomically."""

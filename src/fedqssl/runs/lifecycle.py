@@ -20,7 +20,7 @@ from fedqssl.config.keys import nearest
 from fedqssl.cost.planner import with_device_bits
 from fedqssl.data.images import DataWarning
 from fedqssl.engines.engine import Engine
-from fedqssl.engines.flower import check_flower, flower_simulation
+from fedqssl.engines.flower import check_flower
 from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.pool import Pool
 from fedqssl.evaluation.collapse import Collapse
@@ -38,9 +38,17 @@ from fedqssl.runs.result import RunResult
 from fedqssl.runs.round import first_checkpoint, play_round
 from fedqssl.runs.tracking import check_tracking, tracking
 
+
+def _flower_simulation(pool: Pool[Simulation]) -> AbstractContextManager[Engine]:
+    check_flower()
+    from fedqssl.engines.flower.simulation import FlowerSimulation
+
+    return FlowerSimulation(pool.shared, pool.workers, pool.tick)
+
+
 ENGINES: dict[str, Callable[[Pool[Simulation]], AbstractContextManager[Engine]]] = {
     "in_process": lambda pool: nullcontext(InProcess(pool)),
-    "flower-sim": flower_simulation,
+    "flower-sim": _flower_simulation,
 }
 """By name; ``fedqssl deploy`` has one more, ``flower``, which no other command can start."""
 Arrivals = Callable[[Context, Checkpoint], tuple[Context, Checkpoint]]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedqssl.data.registry import kept_datasets, load_dataset
+from fedqssl.engines.pool import Pool
 from fedqssl.runs import Progress, RunResult, resume, start
 from fedqssl.runs.cells import Cell, CellError, State, read_result, state_of
 from fedqssl.runs.progress import seconds
+
+DIED = "its process died, perhaps for lack of memory; try fewer --jobs"
 
 
 @dataclass(frozen=True)
@@ -139,9 +144,27 @@ def run_cells(
 def _outcomes(cells: Sequence[Cell], out: Path, jobs: int | None, progress: Progress) -> Iterator[Outcome]:
     if jobs is None or jobs == 1:
         return (attempt(cell, out, progress) for cell in cells)
-    from fedqssl.runs.parallel import outcomes
+    return in_processes(cells, out, jobs)
 
-    return outcomes(cells, out, jobs)
+
+def in_processes(cells: Sequence[Cell], out: Path, jobs: int) -> Iterator[Outcome]:
+    """The outcomes of all cells, as they end, in so many processes; one that dies takes its cell with it and no other."""
+    by_name = {cell.name: cell for cell in cells}
+    work = {name: (cell,) for name, cell in by_name.items()}
+    with Pool(out, jobs) as pool:
+        for _, outcome in pool.stream(_in_worker, work, lambda name: Outcome(by_name[name], DIED)):
+            yield outcome
+
+
+@functools.cache
+def _keep_datasets() -> None:
+    """From now on, until this process ends."""
+    ExitStack().enter_context(kept_datasets())
+
+
+def _in_worker(out: Path, cell: Cell) -> Outcome:
+    _keep_datasets()
+    return attempt(cell, out, Progress(lambda line: None))
 
 
 def _error(failed: Sequence[Outcome], total: int, out: Path) -> CellError | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
+
+from fedqssl.listen import answer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -152,14 +153,4 @@ def _host(value: bytes) -> str:
     return text.partition(":")[0]
 
 
-async def answer(
-    send: Send, status: int, values: Mapping[str, str], headers: Sequence[tuple[bytes, bytes]] = ()
-) -> None:
-    """Send a whole JSON response."""
-    body = json.dumps(values).encode()
-    kind = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*kind, *headers]})
-    await send({"type": "http.response.body", "body": body})
-
-
-__all__ = ["LOOPBACK", "Gate", "Limits", "TooLargeError", "answer"]
+__all__ = ["LOOPBACK", "Gate", "Limits", "TooLargeError"]

@@ -9,17 +9,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedqssl.data.pixels import MissingExtraError
-
-if TYPE_CHECKING:
-    from fedqssl.engines.engine import Engine
-    from fedqssl.engines.pool import Pool
-    from fedqssl.federated.context import Simulation
-
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -49,12 +41,4 @@ def hush(log: Path | None = None) -> None:
         flower.propagate = False
 
 
-def flower_simulation(pool: Pool[Simulation]) -> AbstractContextManager[Engine]:
-    """The engine ``flower-sim``."""
-    check_flower()
-    from fedqssl.engines.flower.simulation import FlowerSimulation
-
-    return FlowerSimulation(pool.shared, pool.workers, pool.tick)
-
-
-__all__ = ["check_flower", "flower_simulation", "hush"]
+__all__ = ["check_flower", "hush"]

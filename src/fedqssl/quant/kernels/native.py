@@ -93,7 +93,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    found = sorted(Path(__file__).parent.glob("_native*.so"))
+    here = Path(__file__).parent
+    # Older builds have the ABI tag of Python in their name; they come last, so that they never hide a new build.
+    found = [*here.glob("_native.so"), *sorted(here.glob("_native.*.so"))]
     if not found:
         return None, "not built (no C++ compiler at install time?)"
     try:
