@@ -39,7 +39,7 @@ def make_fleet(path: Path, host: str | None, port: int | None, clients: Sequence
         _add_help(fleet, clients)
         return made
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FleetError(f"{path} exists and is not a fleet; choose another folder, or an empty one")
+        raise FleetError(f"{path} exists and is not a fleet folder; choose another folder, or an empty one")
     return _make_new(path, host or "127.0.0.1", port or 9443, clients)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -105,19 +106,17 @@ class FinishedRun:
     def own(self, name: str) -> LabeledSplit:
         """The client's own split of the run's data."""
         train, split = self.context.train, self.context.partition.clients[self.client(name)]
-        if train.labels is None:
-            raise RunError(f"{self.config.data} has no labels; pass --data folder:PATH with a sub-folder per class")
-        names = train.class_names or tuple(map(str, range(self.context.task.classes)))
-        held = split.train, split.test
-        (x, y), (u, v) = ((train.images[i], train.labels[i]) for i in held)
-        return LabeledSplit(x, y, u, v, names)
+        why = f"{self.config.data} has no labels; pass --data folder:PATH with a sub-folder per class"
+        return _labeled(train.subset(split.train), train.subset(split.test), self.context.task.classes, why)
 
     def other(self, data: str) -> LabeledSplit:
         """Other data, brought to the size and channels of the run's."""
         if data not in self._others:
             channels, size = self.context.train.images.shape[1:3]
-            splits = [load_dataset(data, s, self.config.data_dir, size=size) for s in ("train", "test")]
-            self._others[data] = _labeled(splits, data, channels)
+            found = [load_dataset(data, s, self.config.data_dir, size=size) for s in ("train", "test")]
+            train, test = (replace(part, images=with_channels(part.images, channels)) for part in found)
+            why = f"{data} has no labels; sort its images into one sub-folder per class"
+            self._others[data] = _labeled(train, test, class_count(train, test), why)
         return self._others[data]
 
     def features(self, name: str, images: Sequence[Tensor]) -> list[Tensor]:
@@ -127,29 +126,22 @@ class FinishedRun:
             key.update(str(tuple(part.shape)).encode() + part.contiguous().numpy().tobytes())
         path = self.folder.path / "cache" / f"features-{key.hexdigest()[:24]}.safetensors"
         names = [f"part-{i}" for i in range(len(images))]
-        if path.is_file():
-            try:
-                kept = safetensors.torch.load(path.read_bytes())
-                return [kept[n] for n in names]
-            except (SafetensorError, ValueError, KeyError, OSError):
-                pass  # damaged: made anew
+        with suppress(SafetensorError, ValueError, KeyError, OSError):  # missing or damaged: computed again
+            kept = safetensors.torch.load(path.read_bytes())
+            return [kept[n] for n in names]
         extractor = self.extractor(name)
         found = [extract_features(extractor, part) for part in images]
-        try:
+        with suppress(OSError):  # a folder that cannot be written to costs time only
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, safetensors.torch.save(dict(zip(names, found, strict=True))))
-        except OSError:
-            pass  # a folder that cannot be written to costs time only
         return found
 
 
-def _labeled(splits: Sequence[ImageSet], data: str, channels: int) -> LabeledSplit:
-    train, test = splits
+def _labeled(train: ImageSet, test: ImageSet, classes: int, unlabeled: str) -> LabeledSplit:
     if train.labels is None or test.labels is None:
-        raise RunError(f"{data} has no labels; sort its images into one sub-folder per class")
-    names = train.class_names or tuple(map(str, range(class_count(train, test))))
-    images = [with_channels(s.images, channels) for s in splits]
-    return LabeledSplit(images[0], train.labels, images[1], test.labels, names)
+        raise RunError(unlabeled)
+    names = train.class_names or tuple(map(str, range(classes)))
+    return LabeledSplit(train.images, train.labels, test.images, test.labels, names)
 
 
 def few(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
