@@ -107,7 +107,7 @@ def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
     note = "Each client's s-bit model on its own held-out images"
     note += "; whiskers are one standard error." if len(clients) <= FEW else "."
     axis = {"x_form": lambda v: bits_words(theme.bits[round(v)]), "ticks": range(len(theme.bits))}
-    figure = _scatter(clients, [places[c.name] for c in clients], theme, "bits", "client's bits", note, **axis)
+    figure = _scatter(clients, [places[c.name] for c in clients], theme, "bits", "bits", note, **axis)
     rows = [
         [bits_words(b), len(of), percent(min(of)), percent(fmean(of)), percent(max(of))]
         for b, of in _by_width(clients).items()
