@@ -58,7 +58,7 @@ def fails(capsys, *arguments: str) -> str:
 LOW = ("reproduce", "table_low", "--scale", "smoke")
 
 
-def test_what_is_done_is_skipped_and_what_was_begun_goes_on(engine, tmp_path):
+def test_finished_cells_are_skipped_and_interrupted_ones_resumed(engine, tmp_path):
     cells = [Cell(f"c{i}", smoke(seed=i)) for i in range(3)]
     fake_run(cells[0].folder(tmp_path), cells[0].config)
     fake_run(cells[1].folder(tmp_path), cells[1].config)

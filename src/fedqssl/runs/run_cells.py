@@ -1,4 +1,4 @@
-"""Run cells: skip what is done, go on with what was begun, start the rest; a cell that fails does not stop the others."""
+"""Run cells: skip finished ones, resume interrupted ones, start the rest; if a cell fails, the others still run."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedqssl.studies.bench.memory import measuring_process, steady_and_peak
-from fedqssl.studies.bench.records import PeerUnavailableError, Record, Row, available
+from fedqssl.studies.bench.records import PeerUnavailableError, Record, Row, available, import_peer
 from fedqssl.studies.bench.timing import interleaved, torch_threads
 
 FP32 = "fp32"
@@ -53,16 +53,12 @@ def lowbit(model: nn.Module, bits: int, images: Tensor) -> tuple[nn.Module, int,
 
 def ao_int8(model: nn.Module, images: Tensor) -> tuple[nn.Module, int]:
     """torch.ao's static post-training quantization to int8, with its x86 kernels; and the bytes of its weights."""
-    try:
-        import torch.ao.quantization as ao
-        from torch.ao.quantization import quantize_fx
-    except ImportError as error:
-        raise PeerUnavailableError(f"torch.ao.quantization: {error}; torch 2.13 still has it") from error
-    aoq, fx_mode = ao, quantize_fx  # type: Any, Any
+    ao = import_peer("torch.ao.quantization", "torch 2.13 still has it")
+    fx_mode = import_peer("torch.ao.quantization.quantize_fx", "torch 2.13 still has it")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao.quantization announces its move to torchao
         try:
-            mapping = aoq.get_default_qconfig_mapping("x86")
+            mapping = ao.get_default_qconfig_mapping("x86")
             prepared = fx_mode.prepare_fx(copy.deepcopy(model), mapping, (images[:2],))
             with torch.no_grad():
                 prepared(images[:16])
@@ -77,11 +73,7 @@ def ao_int8(model: nn.Module, images: Tensor) -> tuple[nn.Module, int]:
 
 def onnx_fp32(model: nn.Module, images: Tensor, threads: int) -> tuple[Work, int]:
     """Onnxruntime on the fp32 graph that our exporter writes, and the graph's bytes."""
-    try:
-        import onnx
-        import onnxruntime as ort
-    except ImportError as error:
-        raise PeerUnavailableError(f"onnxruntime: {error}; pip install 'fedqssl[export]'") from error
+    onnx, ort = (import_peer(module, "pip install 'fedqssl[export]'") for module in ("onnx", "onnxruntime"))
     from fedqssl.device.onnx_export import IR_VERSION, OPSET
     from fedqssl.device.onnx_graph import GraphWriter, Value
     from fedqssl.lowbit import Precision, to_lowbit

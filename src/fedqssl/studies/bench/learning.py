@@ -25,7 +25,7 @@ from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
 from fedqssl.models import projector, resnet18
 from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
 from fedqssl.ssl.simclr import nt_xent
-from fedqssl.ssl.views import ViewConfig, two_views
+from fedqssl.ssl.views import two_views
 
 Progress = Callable[[str], None]
 
@@ -83,7 +83,6 @@ def train_cell(
     recipe: Recipe,
     options: LowBitOptions,
     progress: Progress,
-    views: ViewConfig | None = None,
 ) -> Cell:
     """Train one model (``bits`` 0: do not train) and probe it on the whole test set."""
     started = time.process_time()
@@ -102,7 +101,7 @@ def train_cell(
             for group in opt.param_groups:
                 group["lr"] = recipe.lr * _rate(epoch * per_epoch + i, steps, recipe.warmup_epochs * per_epoch)
             opt.zero_grad()
-            loss = nt_xent(model(two_views(batch, generator, views)), recipe.temperature)
+            loss = nt_xent(model(two_views(batch, generator)), recipe.temperature)
             torch.autograd.backward(loss)
             opt.step()
             total += float(loss.detach())

@@ -11,13 +11,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedqssl.studies.bench.records import PeerUnavailableError
+from fedqssl.studies.bench.records import import_peer
 
 
 @dataclass(frozen=True)
@@ -88,22 +87,14 @@ _DEFAULT = 300  # Brevitas' own default
 
 def _brevitas(model: nn.Module, bits: int, lr: float, statistics_steps: int = _STEADY) -> Trainer:
     """Brevitas' layers; the first ``statistics_steps`` steps also take percentiles, which costs far more."""
-    try:
-        import brevitas.nn as qnn
-    except ImportError as error:
-        raise PeerUnavailableError(f"brevitas: {error}; pip install 'fedqssl[bench]'") from error
+    qnn = import_peer("brevitas.nn", "pip install 'fedqssl[bench]'")
 
     def replace(module: nn.Module) -> nn.Module | None:
         new: nn.Module
         if isinstance(module, nn.Conv2d):
+            how = {"stride": module.stride, "padding": module.padding, "bias": module.bias is not None}
             new = qnn.QuantConv2d(
-                module.in_channels,
-                module.out_channels,
-                module.kernel_size,
-                stride=module.stride,
-                padding=module.padding,
-                bias=module.bias is not None,
-                weight_bit_width=bits,
+                module.in_channels, module.out_channels, module.kernel_size, **how, weight_bit_width=bits
             )
         elif isinstance(module, nn.Linear):
             bias = module.bias is not None
@@ -119,11 +110,7 @@ def _brevitas(model: nn.Module, bits: int, lr: float, statistics_steps: int = _S
 
 
 def _torchao_qat(model: nn.Module, bits: int, lr: float) -> Trainer:
-    try:
-        ao: Any = import_module("torch.ao.quantization")  # Any: its functions carry no types
-    except ImportError as error:
-        raise PeerUnavailableError(f"torch.ao.quantization: {error}; torch 2.13 still has it") from error
-
+    ao = import_peer("torch.ao.quantization", "torch 2.13 still has it")
     fake_quantize: Any = partial(ao.FusedMovingAvgObsFakeQuantize.with_args, observer=ao.MovingAverageMinMaxObserver)
     half = 2 ** (bits - 1)
     activation = fake_quantize(quant_min=0, quant_max=2 * half - 1, dtype=torch.quint8, qscheme=torch.per_tensor_affine)

@@ -11,6 +11,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,14 @@ T = TypeVar("T")
 
 class PeerUnavailableError(ImportError):
     """A peer can't be measured here; the message says why and what to install."""
+
+
+def import_peer(module: str, hint: str) -> Any:
+    """A peer's module, or a :class:`PeerUnavailableError` that ends with the hint."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise PeerUnavailableError(f"{module}: {error}; {hint}") from error
 
 
 @dataclass(frozen=True)

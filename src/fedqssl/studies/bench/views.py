@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedqssl.ssl.views import ViewConfig, two_views
-from fedqssl.studies.bench.records import PeerUnavailableError, Record, Row, available
+from fedqssl.studies.bench.records import Record, Row, available, import_peer
 from fedqssl.studies.bench.timing import interleaved
 
 
@@ -19,10 +19,7 @@ def kornia_two_views(size: int, config: ViewConfig) -> Callable[[Tensor], Tensor
     Raises:
         PeerUnavailableError: kornia is not installed.
     """
-    try:
-        from kornia import augmentation as K
-    except ImportError as error:
-        raise PeerUnavailableError(f"kornia: {error}; pip install 'fedqssl[bench]'") from error
+    K = import_peer("kornia.augmentation", "pip install 'fedqssl[bench]'")
     pipeline = nn.Sequential(
         K.RandomResizedCrop((size, size), scale=config.scale, ratio=config.ratio),
         K.RandomHorizontalFlip(p=config.flip_p),

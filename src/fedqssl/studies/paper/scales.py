@@ -61,20 +61,11 @@ _FOUR = {"config1": (4, 6, 8, 12), "config2": (6, 6, 12, 12), "low": (2, 3, 4, 4
 _OWN = {"figure_server": (1, 2, 4), "figure_temperature": (0.01, 0.1, 1)}
 """De-quantized losses differ by hundredths, so a temperature of 0.01 lets them speak."""
 
-_TINY = Base(
-    "scenes",
-    "smoke",
-    {
-        "images": 200,
-        "model": "small_cnn",
-        "width": 4,
-        "beta": 0.1,
-        "rounds": 1,
-        "batch_size": 16,
-        "workers": 1,
-        "evaluation.probe_images": 100,
-    },
-)
+_SECONDS = {
+    **{"images": 200, "model": "small_cnn", "width": 4, "beta": 0.1, "rounds": 1},
+    **{"batch_size": 16, "workers": 1, "evaluation.probe_images": 100},
+}
+_TINY = Base("scenes", "smoke", _SECONDS)
 
 _ONCE: Mapping[str, Settings] = {"untrained": {"rounds": 1}}
 """Random weights do not change with rounds."""
