@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= dev
 comma := ,
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
-CHECKED := src tests examples docs setup.py
+CHECKED := src tests examples docs/site_hooks.py setup.py
 export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: run test test-full unit lint format coverage docs site clean

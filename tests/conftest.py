@@ -10,7 +10,7 @@ import torch
 
 from needed import unavailable
 
-pytest_plugins = ["flower_plugin"]
+pytest_plugins = ["flower_plugin", "marks"]
 torch.set_num_threads(1)
 
 

@@ -26,7 +26,9 @@ def source(tmp_path):
     return copy
 
 
-def build(source: Path, kind: str = "wheel", **environment: str) -> tuple[subprocess.CompletedProcess[str], Path | None]:
+def build(
+    source: Path, kind: str = "wheel", **environment: str
+) -> tuple[subprocess.CompletedProcess[str], Path | None]:
     """Build as pip does, without the network: the process and the wheel, if there is one."""
     out = source.parent / "dist"
     out.mkdir()
