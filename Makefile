@@ -31,6 +31,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix $(CHECKED)
