@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= dev
 comma := ,
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
-CHECKED := src tests examples docs setup.py
+CHECKED := src tests examples docs/site_hooks.py setup.py
 export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: run test test-full unit lint format coverage docs site clean
@@ -31,6 +31,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix $(CHECKED)

@@ -1,4 +1,4 @@
-"""What `make docs` needs beyond mkdocs: pages that live outside docs/, and links that lead to them.
+"""What `make docs` needs beyond mkdocs: pages that live outside docs/, links that lead to them, our docstrings as Markdown.
 
 README.md is the site's front page; CONTRIBUTING.md, CHANGELOG.md and the examples are shown beside the pages of docs/.
 Links are written as they work in the repository; here they are turned into links within the site.
@@ -8,6 +8,7 @@ import posixpath
 import re
 from pathlib import Path
 
+import griffe
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
@@ -15,7 +16,8 @@ MIRRORED = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHAN
 MIRRORED |= {f"examples/{path.name}": f"examples/{path.name}" for path in sorted((ROOT / "examples").glob("*.py"))}
 MIRRORED |= {name: name for name in ("LICENSE", "CITATION.cff")}
 ORIGINAL = {there: here for here, there in MIRRORED.items()}
-ROLES = re.compile(r":(?:mod|class|func|meth|attr|data|exc|doc):(?=<code>)")
+ROLES = re.compile(r":(?:mod|class|func|meth|attr|data|exc|doc):(?=`)")
+DOCTEST = re.compile(r"^([ ]*)>>> .*(?:\n\1\S.*)*", re.M)
 
 
 def in_site(path: str) -> str | None:
@@ -46,6 +48,10 @@ def on_page_markdown(markdown, page, config, files):
     return re.sub(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)((?:#[^)]*)?(?=\)))", moved, markdown)
 
 
-def on_page_content(html, page, config, files):
-    """Docstrings name things as Sphinx does; the site shows the name alone."""
-    return ROLES.sub("", html)
+class Docstrings(griffe.Extension):
+    """Docstrings are written for readers of the source; doctests become code blocks and Sphinx roles plain names."""
+
+    def on_object(self, *, obj, **_):
+        if obj.docstring is not None:
+            text = DOCTEST.sub(lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", obj.docstring.value)
+            obj.docstring.value = ROLES.sub("", text)

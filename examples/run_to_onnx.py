@@ -8,8 +8,8 @@ from pathlib import Path
 
 import onnxruntime
 
-from fedqssl.maker.finished_run import FinishedRun
 from fedqssl.device.onnx_export import to_onnx
+from fedqssl.maker.finished_run import FinishedRun
 from fedqssl.maker.personal import device_model
 
 

@@ -116,7 +116,7 @@ def test_features_are_batched_in_eval_mode_and_modes_come_back():
     assert [len(batch) for batch in model.batches] == [3, 3, 1]
     assert torch.allclose(features, (images / 255).mean((2, 3)), atol=1e-4) and not features.requires_grad
     assert model.training and model.norm.training and not model.frozen.training
-    assert torch.equal(model.norm.running_mean, torch.zeros(3))
+    assert model.norm.running_mean is not None and torch.equal(model.norm.running_mean, torch.zeros(3))
 
 
 def test_modes_come_back_after_an_error():

@@ -90,7 +90,7 @@ def test_unknown_names_suggest_the_nearest():
 def test_feature_dimension_is_measured_or_told(user):
     model = build_model(f"{user}:Plain")
     assert model.feature_dim == 5 and model.training
-    assert int(model.bn.num_batches_tracked) == 0  # measuring leaves no trace
+    assert int(model.get_submodule("bn").get_buffer("num_batches_tracked")) == 0  # measuring leaves no trace
     assert build_model(f"{user}:Told").feature_dim == 5
     with pytest.raises(ModelError, match="says feature_dim = 77 but returns 5"):
         build_model(f"{user}:Mistaken")

@@ -1,7 +1,9 @@
 """Companded quantizers (PAPER-TO-CODE section 1): codebook, idempotence, snapping, unbiasedness; and the literal's drift."""
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ MU = Compander(
     lambda y: y.sign() * torch.expm1(y.abs() * math.log(256)) / 255,
     lambda y: 255 / (math.log(256) * torch.exp(y.abs() * math.log(256))),
 )
-NUMPY = {
+NUMPY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "tanh": (np.tanh, np.arctanh),
     "identity": (lambda x: x, lambda y: y),
     "mu-law": (

@@ -84,7 +84,7 @@ def test_snap_keeps_what_is_on_a_level_up_to_noise():
     noise = (torch.rand(levels.shape, generator=_generator(), dtype=torch.float64) * 2 - 1) * SNAP * 0.99
     centres = torch.linspace(-1, 1, 256, dtype=torch.float64) ** 3
     for grid in ({}, {"centres": centres, "values": centres.repeat(200)}):
-        codes = round_to_grid(levels + noise, 255, "stochastic", _generator(1), **grid)
+        codes = round_to_grid(levels + noise, 255, "stochastic", _generator(1), **grid)  # type: ignore[arg-type]
         assert torch.equal(codes, levels)
 
 
@@ -121,4 +121,4 @@ def test_stochastic_needs_a_generator():
 
 def test_unknown_rounding_lists_the_choices():
     with pytest.raises(ValueError, match="'nearest' or 'stochastic', not 'up'"):
-        round_to_grid(torch.rand(3), 3, "up")
+        round_to_grid(torch.rand(3), 3, "up")  # type: ignore[arg-type]

@@ -1,0 +1,82 @@
+"""Every test is ``unit`` or ``integration``, by where it lives; a test in a place that is not listed is an error.
+
+``unit``: fast, in one process, no servers; ``pytest -m unit`` takes under a minute on two cores. ``integration``: whole
+runs, the command line, other processes, browsers, and single tests that take seconds. The most specific entry decides;
+``slow`` or ``integration`` on a test itself, or its use of a browser, make it an integration test.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+UNIT = (
+    "config",
+    "cost",
+    "data",
+    "evaluation",
+    "federated",
+    "lowbit",
+    "models",
+    "quant",
+    "ssl",
+    "studies/bench/test_timing.py",
+    "studies/theory",
+    "test_architecture.py",
+    "test_marks.py",
+)
+INTEGRATION = (
+    "cli",
+    "compat",
+    "cost/test_planner.py",
+    "data/test_dataset_registry.py::test_real_digits",
+    "data/test_scenes.py::test_a_small_network_with_labels_succeeds",
+    "deploy",
+    "device",
+    "engines",
+    "examples",
+    "federated/test_algorithm_template.py",
+    "federated/test_algorithms.py",
+    "quant/test_kernels.py::test_bad_environment_variable_is_a_clear_error",
+    "quant/test_kernels.py::test_environment_variable",
+    "quant/test_packing.py::test_more_than_2_to_the_24_elements",
+    "report",
+    "runs",
+    "serve",
+    "studies",
+    "studies/theory/test_theory_cli.py",
+    "test_docs.py",
+    "test_readme.py",
+    "test_wheel.py",
+)
+"""Folders, files and tests, below ``tests``."""
+
+
+def kind_of(path: str, test: str) -> str | None:
+    """``unit`` or ``integration`` by the most specific entry for a test of a file; None if no entry covers it."""
+    parts = path.split("/")
+    for place in (f"{path}::{test}", *("/".join(parts[:n]) for n in range(len(parts), 0, -1))):
+        if place in UNIT:
+            return "unit"
+        if place in INTEGRATION:
+            return "integration"
+    return None
+
+
+def _mark(item: pytest.Item) -> None:
+    path = item.path.relative_to(TESTS).as_posix()
+    kind = kind_of(path, getattr(item, "originalname", None) or item.name)
+    if kind is None:
+        raise pytest.UsageError(f"tests/{path} is neither unit nor integration: list it in tests/support/marks.py")
+    heavy = any(item.get_closest_marker(name) for name in ("integration", "slow"))
+    if heavy or "browser" in getattr(item, "fixturenames", ()):
+        kind = "integration"
+    item.add_marker(kind)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test as soon as it is found, before ``-m`` selects."""
+    _mark(item)
