@@ -101,7 +101,7 @@ def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fleet, pictures, tmp_pat
         FleetRun(grid, fleet, "smoke-1", ServerData(f"folder:{pictures}/car-1")).play(Lines())
     shown = Lines()
     result = run_of(fleet, grid, pictures).play(shown)
-    assert shown.lines[0] == "going on after round 1 of 2" and result.global_accuracy is None
+    assert shown.lines[0] == "resuming after round 1 of 2" and result.global_accuracy is None
     now, _ = rounds_of(in_one_place(pictures), 2)
     assert RunFolder(fleet.runs / "smoke-1").latest().payloads == now.payloads
     status = control.collect(fleet)

@@ -22,6 +22,7 @@ from fedqssl.federated.context import Context
 from fedqssl.files import read_json_or_none as read_json
 from fedqssl.files import write_json
 from fedqssl.runs.describe import describe_data
+from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.folder import Checkpoint, RunFolder
 from fedqssl.runs.lifecycle import Logged, environment, play_to_end, pool_of
 from fedqssl.runs.progress import Progress
@@ -102,7 +103,8 @@ class FleetRun:
                     self.events.note("final model not delivered", client=name, why=why)
                 return found
 
-            return play_to_end(context, engine, pool, self.folder, checkpoint, progress, arrivals, accuracies)
+            equipment = Equipment(engine, pool, self.folder, progress, arrivals, accuracies)
+            return play_to_end(context, checkpoint, equipment)
 
     def _identity(self) -> str:
         """The run's own number, by which clients recognise a round that is repeated."""

@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from fedqssl.engines.engine import Engine
-from fedqssl.engines.pool import Pool
 from fedqssl.federated.context import Context
 from fedqssl.federated.protocol import protocol
+from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.evaluate import evaluate, has_labels
 from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
 from fedqssl.runs.plots import draw
-from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import ClientResult, RunResult
 from fedqssl.runs.round import learning_rate
 
-Accuracies = Callable[[Context, Mapping[str, bytes]], dict[str, float]]
-"""Of each client's own model on its own held-out images, where that can be measured."""
 
-
-def finalize(
-    context: Context,
-    engine: Engine,
-    pool: Pool[Any],
-    folder: RunFolder,
-    checkpoint: Checkpoint,
-    progress: Progress,
-    accuracies: Accuracies | None = None,
-) -> RunResult:
-    """Evaluate, hand every client its model, write the result; ``accuracies`` judges the clients' own instead of the pool."""
-    config = context.config
+def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> RunResult:
+    """Evaluate, hand every client its model, write the result."""
+    config, folder, progress = context.config, equipment.folder, equipment.progress
+    accuracies = equipment.accuracies
     progress.say(
         "evaluating" if has_labels(context) else "these data have no labels, so there is no accuracy to measure"
     )
     own = checkpoint.payloads
     if context.task.supervised:  # section 8: the client's own model after local training
         rate = learning_rate(config, config.rounds - 1)
-        replies, failed = engine.train_clients(own, context.job(config.rounds, rate, return_model=True))
+        replies, failed = equipment.engine.train_clients(own, context.job(config.rounds, rate, return_model=True))
         for name, why in sorted(failed.items()):
             progress.say(f"warning: {name} was not trained on its own images at the end: {why}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
     models = checkpoint.payloads if checkpoint.aggregated is None else {"": checkpoint.aggregated}
-    total, local = evaluate(context, pool, models, own if accuracies is None else {})
+    total, local = evaluate(context, equipment.pool, models, own if accuracies is None else {})
     if accuracies is not None:
         local = accuracies(context, own)
     clients = {name: _hand_out(context, folder, checkpoint, name, local.get(name)) for name in sorted(context.bits)}
@@ -60,7 +45,7 @@ def finalize(
         bytes_down=sum(c.bytes_down for c in clients.values()),
         client_seconds=checkpoint.totals.client_seconds,
         server_seconds=checkpoint.totals.server_seconds,
-        peak_memory_bytes=pool.peak_memory(),
+        peak_memory_bytes=equipment.pool.peak_memory(),
         protocol=protocol(config),
     )
     figures = draw(context, folder)

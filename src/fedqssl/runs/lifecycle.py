@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -31,7 +31,8 @@ from fedqssl.federated.protocol import protocol
 from fedqssl.files import absolute
 from fedqssl.quant import kernels
 from fedqssl.runs.describe import describe_data
-from fedqssl.runs.finalize import Accuracies, finalize
+from fedqssl.runs.equipment import Equipment
+from fedqssl.runs.finalize import finalize
 from fedqssl.runs.folder import Checkpoint, RunError, RunFolder
 from fedqssl.runs.progress import Progress, Say, round_line
 from fedqssl.runs.result import RunResult
@@ -51,8 +52,6 @@ ENGINES: dict[str, Callable[[Pool[Simulation]], AbstractContextManager[Engine]]]
     "flower-sim": _flower_simulation,
 }
 """By name; ``fedqssl deploy`` has one more, ``flower``, which no other command can start."""
-Arrivals = Callable[[Context, Checkpoint], tuple[Context, Checkpoint]]
-"""The same with clients that have come since: they have bits, a size and a model to begin with."""
 
 
 def start(
@@ -195,7 +194,7 @@ def run_to_end(context: Simulation, folder: RunFolder, progress: Progress) -> Ru
 def _run_to_end(context: Simulation, folder: RunFolder, progress: Progress) -> RunResult:
     checkpoint = folder.latest() or first_checkpoint(context)
     with pool_of(context, progress) as pool, ENGINES[context.config.engine](pool) as engine:
-        return play_to_end(context, engine, pool, folder, checkpoint, progress)
+        return play_to_end(context, checkpoint, Equipment(engine, pool, folder, progress))
 
 
 C = TypeVar("C", bound=Context)
@@ -208,42 +207,25 @@ def pool_of(context: C, progress: Progress, clients: int | None = None) -> Pool[
     return Pool(context, workers, config.threads, progress.tick)
 
 
-def _nobody_new(context: Context, checkpoint: Checkpoint) -> tuple[Context, Checkpoint]:
-    return context, checkpoint
-
-
-def play_to_end(
-    context: Context,
-    engine: Engine,
-    pool: Pool[Any],
-    folder: RunFolder,
-    checkpoint: Checkpoint,
-    progress: Progress,
-    arrivals: Arrivals = _nobody_new,
-    accuracies: Accuracies | None = None,
-) -> RunResult:
-    """The rounds after a checkpoint, each with a checkpoint of its own, then the evaluation.
-
-    ``arrivals`` is asked before each round for clients that are new; ``accuracies`` judges the clients' own models,
-    where the pool's processes cannot.
-    """
-    config = context.config
+def play_to_end(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> RunResult:
+    """The rounds after a checkpoint, each with a checkpoint of its own, then the evaluation."""
+    config, folder, progress = context.config, equipment.folder, equipment.progress
     folder.cut_metrics(checkpoint.rounds_done)
     if checkpoint.rounds_done:
-        progress.say(f"going on after round {checkpoint.rounds_done} of {config.rounds}")
+        progress.say(f"resuming after round {checkpoint.rounds_done} of {config.rounds}")
     began, first = time.monotonic(), checkpoint.rounds_done
     with tracking(config, folder, first, progress.say) as tracker:
         for round_number in range(first, config.rounds):
             progress.round(round_number + 1, config.rounds)
-            context, checkpoint = arrivals(context, checkpoint)
-            checkpoint, line = play_round(context, engine, pool, checkpoint, round_number)
+            context, checkpoint = equipment.arrivals(context, checkpoint)
+            checkpoint, line = play_round(context, equipment.engine, equipment.pool, checkpoint, round_number)
             folder.append_metrics(line)
             folder.save(checkpoint)
             left = (time.monotonic() - began) / (round_number + 1 - first) * (config.rounds - round_number - 1)
             progress.say(round_line(line, config.rounds, left))
             _warn(line, progress)
             tracker.round(line)
-        result = finalize(context, engine, pool, folder, checkpoint, progress, accuracies)
+        result = finalize(context, checkpoint, equipment)
         tracker.result(result)
         return result
 

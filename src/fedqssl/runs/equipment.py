@@ -1,0 +1,41 @@
+"""What a run works with while it is going, from its first round to its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedqssl.engines.engine import Engine
+from fedqssl.engines.pool import Pool
+from fedqssl.federated.context import Context
+from fedqssl.runs.folder import Checkpoint, RunFolder
+from fedqssl.runs.progress import Progress
+
+
+def _nobody_new(context: Context, checkpoint: Checkpoint) -> tuple[Context, Checkpoint]:
+    return context, checkpoint
+
+
+@dataclass(frozen=True, eq=False)
+class Equipment:
+    """Of one run.
+
+    Args:
+        engine: carries models to the clients and back.
+        pool: does the server's work and the evaluation.
+        folder: where everything is kept.
+        progress: what the user sees.
+        arrivals: asked before each round for clients that are new: they get bits, a size and a model to begin with.
+        accuracies: of each client's own model on its own held-out images, where only the clients can measure them.
+    """
+
+    engine: Engine
+    pool: Pool[Any]
+    folder: RunFolder
+    progress: Progress
+    arrivals: Callable[[Context, Checkpoint], tuple[Context, Checkpoint]] = _nobody_new
+    accuracies: Callable[[Context, Mapping[str, bytes]], dict[str, float]] | None = None
+
+
+__all__ = ["Equipment"]
