@@ -41,8 +41,7 @@ def render(template: str, **values: object) -> str:
     for name in summary_section.__all__:
         environment.globals[name] = getattr(summary_section, name)
     environment.globals |= {"asset": _asset, "counted": theme.counted, "dot": dot, "width": WIDTH}
-    now = time.strftime("%Y-%m-%d %H:%M")
-    return environment.get_template(template).render(version=__version__, now=now, **values)
+    return environment.get_template(template).render(version=__version__, now=time.strftime("%Y-%m-%d %H:%M"), **values)
 
 
 def run_page(run: RunData, base: Path) -> str:
