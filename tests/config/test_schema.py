@@ -14,7 +14,9 @@ batch_size lr lr_schedule fraction min_clients buffer_ratio model width objectiv
 client_cpus client_gpus deadline
 ssl.temperature server.dequantize_epochs server.requantize_epochs server.lr aggregation.temperature lowbit.weights lowbit.rule
 lowbit.scale
-lowbit.rounding lowbit.activation_clip fedprox.mu evaluation.knn_every evaluation.probe_images"""
+lowbit.rounding lowbit.activation_clip fedprox.mu evaluation.knn_every evaluation.probe_images
+views.preset views.scale views.ratio views.flip views.brightness views.contrast views.saturation views.hue views.jitter
+views.grayscale views.size"""
 
 
 def fails(**values) -> str:
