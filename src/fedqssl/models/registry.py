@@ -60,7 +60,8 @@ def build_model(name: str, width: int = 16, in_channels: int = 3) -> nn.Module:
         return _with_feature_dim(_call(_imported(name), name, width, in_channels), name, in_channels)
     if name not in MODELS:
         raise ModelError(
-            f"unknown model {name!r}{nearest(name, MODELS)} (models: {', '.join(MODELS)}; or an import path like package.module:Class)"
+            f"unknown model {name!r}{nearest(name, MODELS)} "
+            f"(models: {', '.join(MODELS)}; or an import path like package.module:Class)"
         )
     return MODELS[name].build(width, in_channels)
 
