@@ -16,7 +16,7 @@ ssl.temperature server.dequantize_epochs server.requantize_epochs server.lr aggr
 lowbit.scale
 lowbit.rounding lowbit.activation_clip fedprox.mu evaluation.knn_every evaluation.probe_images
 views.preset views.scale views.ratio views.flip views.brightness views.contrast views.saturation views.hue views.jitter
-views.grayscale views.size"""
+views.grayscale views.size features"""
 
 
 def fails(**values) -> str:

@@ -27,7 +27,7 @@ _NOT_ACCURACY = (
     *("data_dir", "devices", "seed", "threads", "workers", "track", "evaluation.knn_every"),
     *("engine", "client_cpus", "client_gpus", "deadline"),
 )
-_LATER = ("views.",)
+_LATER = ("views.", "features")
 """Settings younger than the protocol: they count where they are not at their defaults, so that earlier runs keep theirs."""
 _ONLY_FOR = {"beta": "dirichlet", "classes_per_client": "classes", "minority": "skew"}
 

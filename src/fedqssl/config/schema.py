@@ -260,6 +260,9 @@ class RunConfig(_Section):
     fedprox: FedProxConfig = FedProxConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     views: ViewsConfig = ViewsConfig()
+    features: Literal["pooled", "grid2", "stages"] = "pooled"
+    """What probes, neighbours and devices see of the model: its last maps averaged, averaged by quarters, or beside those of a
+    stage in the middle."""
 
     @model_validator(mode="before")
     @classmethod

@@ -107,7 +107,7 @@ def folded_logistic(x: Tensor, y: Tensor, num_classes: int, generator: torch.Gen
     """
     weight = torch.zeros(x.shape[1], num_classes, dtype=x.dtype)
     bias = torch.zeros(num_classes, dtype=x.dtype)
-    classes, label = y.unique(return_inverse=True)
+    classes, label = torch.unique(y, return_inverse=True)
     if len(classes) > 1:
         mean, std = x.mean(0), _spread(x)
         u = (x - mean) / std

@@ -30,10 +30,15 @@ class Rotated:
     @classmethod
     def of(cls, u: Tensor) -> Rotated:
         """Rotate features (N, d) of mean 0; directions that nothing is seen of are left out."""
-        _, s, vh = torch.linalg.svd(u, full_matrices=False)
-        kept = s > 1e-6 * s.max().clamp(min=1e-12)
-        basis = vh[kept].T.contiguous()  # (d, r)
-        return cls(u @ basis, basis, s[kept].square() / len(u))
+        n, d = u.shape
+        if n >= d:
+            spread, basis = torch.linalg.eigh(u.double().T @ u.double() / n)
+        else:
+            _, s, vh = torch.linalg.svd(u, full_matrices=False)
+            spread, basis = s.double().square() / n, vh.T
+        kept = spread > 1e-10 * spread.max().clamp(min=1e-20)
+        basis = basis[:, kept].to(u.dtype).contiguous()  # (d, r)
+        return cls(u @ basis, basis, spread[kept].to(u.dtype))
 
 
 def fit_logistic(
