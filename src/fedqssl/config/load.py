@@ -24,6 +24,8 @@ _NOT_ACCURACY = (
     *("data_dir", "devices", "seed", "threads", "workers", "track", "evaluation.knn_every"),
     *("engine", "client_cpus", "deadline"),
 )
+_LATER = ("views.", "features")
+"""Settings younger than the protocol: they count where they are not at their defaults, so that earlier runs keep theirs."""
 _ONLY_FOR = {"beta": "dirichlet", "classes_per_client": "classes", "minority": "skew"}
 
 
@@ -142,7 +144,8 @@ def accuracy_settings(config: RunConfig) -> dict[str, Any]:
     for name, partition in _ONLY_FOR.items():
         if config.partition != partition:
             del values[name]
-    return values
+    default = flat(RunConfig().model_dump(mode="json"))
+    return {k: v for k, v in values.items() if not (k.startswith(_LATER) and v == default[k])}
 
 
 __all__ = ["RETIRED", "accuracy_settings", "load_config", "parse_words", "read_toml", "to_toml"]
