@@ -49,6 +49,7 @@ INTEGRATION = (
     "lowbit/test_codes_only.py::test_at_every_step_a_layer_holds_at_most_2_to_the_s_values_and_no_float_copy",
     "lowbit/test_container.py::test_same_model_same_bytes_in_every_process",
     "lowbit/test_container_hostile.py::test_claims_of_terabytes_allocate_nothing",
+    "lowbit/test_optim.py::test_scale_ratchet_round_policy_keeps_the_spread_where_max_inflates_it",
     "lowbit/test_optim.py::test_zero_gradient_changes_no_code_in_1000_stochastic_steps",
     "quant/test_compand.py::test_zero_gradient_changes_no_code_in_1000_stochastic_steps",
     "quant/test_kernels.py::test_bad_environment_variable_is_a_clear_error",
