@@ -7,16 +7,19 @@ Legend: x (N, d) features, q(x) the features as the device sees them, W (d, C) w
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
+from fedqssl.evaluation.local import LowBitClassifier, empty_classifier, fit_lowbit_classifier
 from fedqssl.evaluation.logistic import Rotated, choose, fit_logistic
 from fedqssl.lowbit import Precision
 from fedqssl.lowbit.layers import LowBitLinear, RangeCodes
 from fedqssl.quant.compand import IDENTITY as UNIFORM
 from fedqssl.quant.compand import compand_codes, compand_scale, compand_values
 
+ClassifierKind = Literal["regression", "sgd"]
 FULL = 32
 LARGEST = 0.5
 """Largest weight of a device's layer; what is missing or too much goes into the features' scale. The layer's limit is 1."""
@@ -68,6 +71,14 @@ def fit_device_classifier(x: Tensor, y: Tensor, num_classes: int, bits: int, *, 
         layer.bias.copy_(bias)  # type: ignore[union-attr]
     model.eval()
     return LowBitClassifier(model, scale)
+
+
+def fit_classifier(
+    kind: ClassifierKind, x: Tensor, y: Tensor, num_classes: int, bits: int, seed: int
+) -> LowBitClassifier:
+    """A client's classifier: ``regression`` (:func:`fit_device_classifier`), or by ``sgd`` in its bits as the paper trains it."""
+    fit = fit_device_classifier if kind == "regression" else fit_lowbit_classifier
+    return fit(x, y, num_classes, bits, seed=seed)
 
 
 def _check(x: Tensor, y: Tensor, num_classes: int) -> None:
@@ -168,4 +179,12 @@ def _in_turn(weight: Tensor, factor: Tensor, bits: int, m: float) -> Tensor:
     return weight
 
 
-__all__ = ["feature_range", "fit_device_classifier", "folded_logistic", "on_grid", "round_weights"]
+__all__ = [
+    "ClassifierKind",
+    "feature_range",
+    "fit_classifier",
+    "fit_device_classifier",
+    "folded_logistic",
+    "on_grid",
+    "round_weights",
+]
