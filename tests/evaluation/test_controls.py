@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedqssl.data.digits import digits
-from fedqssl.evaluation.controls import Controls, hog, measure_controls, raw_pixels
+from fedqssl.evaluation.controls import WORDS, Controls, best_control, hog, measure_controls, raw_pixels, verdict
 
 
 def stripes(angle: float, n: int = 1, size: int = 32) -> torch.Tensor:
@@ -90,13 +90,15 @@ def test_directions_are_what_hog_sees_and_pixels_do_not():
 
 
 def test_a_sentence_says_whether_it_was_worth_it():
-    controls = Controls(0.1, 0.12, 0.485, 0.81)
-    assert controls.best() == ("hog", 0.81)
-    assert controls.verdict(0.9) == "The model's 90.0% beat logistic regression on HOG features (81.0%)."
-    assert "did not beat" in controls.verdict(0.81) and "try more steps" in controls.verdict(0.5)
-    assert "commonest class" in Controls(0.1, 0.9, 0.5, 0.5).verdict(0.5)
-    assert "guessing" in Controls(0.5, 0.4, 0.4, 0.4).verdict(0.3)
-    assert "raw pixels" in Controls(0.1, 0.1, 0.6, 0.5).verdict(0.7)
+    controls = Controls(0.1, 0.12, 0.485, 0.81).to_json()
+    assert best_control(controls) == ("hog", 0.81)
+    wanted = "The global accuracy of 90.0% beats the best control, logistic regression on HOG features (81.0%)."
+    assert verdict(0.9, controls) == wanted
+    assert "does not beat" in verdict(0.81, controls) and "try more rounds" in verdict(0.5, controls)
+    assert "commonest class" in verdict(0.5, {"chance": 0.1, "commonest": 0.9})
+    assert "guessing" in verdict(0.3, {"chance": 0.5, "untrained": 0.4})
+    assert "the untrained network (60.0%)" in verdict(0.5, {"untrained": 0.6, "pixels": 0.5})
+    assert WORDS.keys() == {*controls, "untrained"}
 
 
 def test_wrong_input_says_so():

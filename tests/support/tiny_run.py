@@ -24,6 +24,7 @@ TINY = {
     "batch_size": 16,
     "workers": 1,
     "evaluation.probe_images": 100,
+    "evaluation.controls": "none",
 }
 
 

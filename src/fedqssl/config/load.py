@@ -22,6 +22,7 @@ RETIRED: dict[str, object] = {"client_gpus": 0.0}
 """Settings that are gone, with the default that they had: files of older runs still list them."""
 _NOT_ACCURACY = (
     *("data_dir", "devices", "seed", "threads", "workers", "track", "evaluation.knn_every"),
+    "evaluation.controls",
     *("engine", "client_cpus", "deadline"),
 )
 BEFORE: dict[str, object] = {"evaluation.classifier": "sgd"}

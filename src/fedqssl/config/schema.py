@@ -137,6 +137,8 @@ class EvaluationConfig(_Section):
     """Rounds between kNN monitors of the aggregated model; 0 is never."""
     probe_images: MaybeCount = None
     """Limit on the training images of the closing linear probe; by default all."""
+    controls: Literal["all", "none"] = "all"
+    """Whether the result is compared with simple classifiers on the same images and with the untrained network."""
     classifier: Literal["regression", "sgd"] = "regression"
     """How a client's s-bit classifier is made: ``regression`` on the codes that its device sees, or ``sgd`` in its bits."""
 

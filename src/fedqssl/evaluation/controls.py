@@ -5,6 +5,7 @@ Controls see the same images and labels as a model's classifier does, and are te
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -40,21 +41,30 @@ class Controls:
         """As plain numbers."""
         return asdict(self)
 
-    def best(self) -> tuple[str, float]:
-        """Name and accuracy of the best of them."""
-        return max(asdict(self).items(), key=lambda item: item[1])
 
-    def verdict(self, accuracy: float) -> str:
-        """Whether a model was worth it, in one plain sentence, with what to try if it was not."""
-        name, best = self.best()
-        control = {"chance": "guessing", "commonest": "always answering the commonest class"}.get(name)
-        control = control or f"logistic regression on {'raw pixels' if name == 'pixels' else 'HOG features'}"
-        if accuracy > best:
-            return f"The model's {100 * accuracy:.1f}% beat {control} ({100 * best:.1f}%)."
-        return (
-            f"The model's {100 * accuracy:.1f}% did not beat {control} ({100 * best:.1f}%): try more steps, "
-            "other views (views.preset), features=stages, or a larger width."
-        )
+WORDS = {
+    "chance": "guessing",
+    "commonest": "always answering the commonest class",
+    "untrained": "the untrained network",
+    "pixels": "logistic regression on raw pixels",
+    "hog": "logistic regression on HOG features",
+}
+"""Controls as a sentence names them."""
+_ADVICE = "try more rounds, other views (views.preset), a smaller ssl.temperature, or a larger width"
+
+
+def best_control(controls: Mapping[str, float]) -> tuple[str, float]:
+    """Name and accuracy of the best control."""
+    return max(controls.items(), key=lambda item: item[1])
+
+
+def verdict(accuracy: float, controls: Mapping[str, float]) -> str:
+    """Whether a model was worth it, in one plain sentence, with what to try if it was not."""
+    name, best = best_control(controls)
+    control = f"{WORDS[name]} ({100 * best:.1f}%)"
+    if accuracy > best:
+        return f"The global accuracy of {100 * accuracy:.1f}% beats the best control, {control}."
+    return f"The global accuracy of {100 * accuracy:.1f}% does not beat {control}: {_ADVICE}."
 
 
 def measure_controls(
@@ -123,4 +133,4 @@ def hog(images: Tensor, cells: int = CELLS, bins: int = BINS) -> Tensor:
     return (F.fold(blocks, (cells, cells), 2) / held).flatten(1)
 
 
-__all__ = ["Controls", "hog", "measure_controls", "raw_pixels"]
+__all__ = ["WORDS", "Controls", "best_control", "hog", "measure_controls", "raw_pixels", "verdict"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from fedqssl.evaluation.controls import WORDS
 from fedqssl.federated.context import Context
 from fedqssl.federated.protocol import protocol
+from fedqssl.runs.controls import run_controls
 from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.evaluate import evaluate, has_labels
 from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
 from fedqssl.runs.plots import draw
-from fedqssl.runs.result import ClientResult, RunResult
+from fedqssl.runs.result import ClientResult, RunResult, percent
 from fedqssl.runs.round import learning_rate
 
 
@@ -30,7 +34,11 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
     total, local = evaluate(context, equipment.pool, models, own if accuracies is None else {})
     if accuracies is not None:
         local = accuracies(context, own)
-    clients = {name: _hand_out(context, folder, checkpoint, name, local.get(name)) for name in sorted(context.bits)}
+    controls, own_controls = run_controls(context, equipment.pool)
+    clients = {
+        name: replace(_hand_out(context, folder, checkpoint, name, local.get(name)), controls=own_controls.get(name))
+        for name in sorted(context.bits)
+    }
     known = [c.local_accuracy for c in clients.values() if c.local_accuracy is not None]
     result = RunResult(
         folder=folder.path,
@@ -47,6 +55,7 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
         server_seconds=checkpoint.totals.server_seconds,
         peak_memory_bytes=equipment.pool.peak_memory(),
         protocol=protocol(config),
+        controls=controls,
     )
     figures = draw(context, folder)
     if not figures:
@@ -71,10 +80,15 @@ def _hand_out(
 def summary(result: RunResult, figures: list[str]) -> str:
     """``summary.md``."""
     lines = [f"# {result.headline()}", "", f"Protocol `{result.protocol}`, seed {result.seed}.", ""]
-    lines += ["| client | bits | images | local accuracy | bytes up | bytes down |", "|---|---|---|---|---|---|"]
+    lines += [line for line in (result.verdict(), "") if result.controls is not None]
+    lines += ["| client | bits | images | local accuracy | best control | bytes up | bytes down |"]
+    lines += ["|---|---|---|---|---|---|---|"]
     for name, c in result.clients.items():
-        accuracy = "no labels" if c.local_accuracy is None else f"{100 * c.local_accuracy:.1f}%"
-        lines.append(f"| {name} | {c.bits} | {c.samples} | {accuracy} | {c.bytes_up} | {c.bytes_down} |")
+        cells = name, c.bits, c.samples, percent(c.local_accuracy), c.control(), c.bytes_up, c.bytes_down
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    if result.controls is not None:
+        lines += ["", "| control of the global accuracy | accuracy |", "|---|---|"]
+        lines += [f"| {WORDS[name]} | {percent(found)} |" for name, found in result.controls.items()]
     lines += ["", f"Bytes up {result.bytes_up}, down {result.bytes_down}.", ""]
     lines += [f"![{name}]({name})" for name in figures] + [""]
     return "\n".join(lines)

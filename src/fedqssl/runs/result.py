@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.table import Table
 
+from fedqssl.evaluation.controls import best_control, verdict
+
 
 @dataclass(frozen=True)
 class ClientResult:
-    """One client's row."""
+    """One client's row; ``controls`` are accuracies of simple classifiers on its own images."""
 
     bits: int
     samples: int
     local_accuracy: float | None
     bytes_up: int
     bytes_down: int
+    controls: Mapping[str, float] | None = None
+
+    def control(self) -> str:
+        """The best control with its name: ``45.0% (hog)``."""
+        if self.controls is None:
+            return "-"
+        name, best = best_control(self.controls)
+        return f"{percent(best)} ({name})"
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The figures of a finished run; accuracies are None where there are no labels."""
+    """The figures of a finished run; accuracies are None where there are no labels, ``controls`` where none were measured."""
 
     folder: Path
     algorithm: str
@@ -38,6 +49,13 @@ class RunResult:
     server_seconds: float
     peak_memory_bytes: int
     protocol: str
+    controls: Mapping[str, float] | None = None
+
+    def verdict(self) -> str:
+        """Whether the run beat its controls, in one sentence; empty if that was not measured."""
+        if self.controls is None or self.global_accuracy is None:
+            return ""
+        return verdict(self.global_accuracy, self.controls)
 
     def to_json(self) -> str:
         """The text of ``result.json``."""
@@ -58,13 +76,15 @@ class RunResult:
 
     def table(self) -> Table:
         """The closing table: a row per client, then the whole."""
-        table = Table("client", "bits", "images", "local accuracy", "sent", "received", title=self.headline())
+        columns = "client", "bits", "images", "local accuracy", "best control", "sent", "received"
+        table = Table(*columns, title=self.headline(), caption=self.verdict() or None)
         for name, c in self.clients.items():
             table.add_row(
                 name,
                 str(c.bits),
                 str(c.samples),
-                _percent(c.local_accuracy),
+                percent(c.local_accuracy),
+                c.control(),
                 f"{c.bytes_up / 1024:.0f} KiB",
                 f"{c.bytes_down / 1024:.0f} KiB",
             )
@@ -73,10 +93,11 @@ class RunResult:
     def headline(self) -> str:
         """One line: algorithm, data, accuracies."""
         return (
-            f"{self.algorithm} on {self.dataset}, {self.rounds} rounds: global accuracy {_percent(self.global_accuracy)}, "
-            f"mean local accuracy {_percent(self.local_accuracy)}"
+            f"{self.algorithm} on {self.dataset}, {self.rounds} rounds: global accuracy {percent(self.global_accuracy)}, "
+            f"mean local accuracy {percent(self.local_accuracy)}"
         )
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """``45.0%``, or ``no labels``."""
     return "no labels" if value is None else f"{100 * value:.1f}%"
