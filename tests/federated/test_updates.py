@@ -156,32 +156,30 @@ def test_full_precision_updates_are_checked_as_well():
 
 
 def spoil(monkeypatch, algorithm: str, victims, spoiled):
-    """From now on these clients' uploads go through ``spoiled(payload, job)``."""
+    """From now on these clients' uploads go through ``spoiled(payload, job, data)``."""
     entry = ALGORITHMS[algorithm]
 
-    def client(payload, job):
-        sent, metrics = entry.client(payload, job)
-        return (spoiled(sent, job) if job.name in victims else sent), metrics
+    def client(payload, job, data):
+        sent, metrics = entry.client(payload, job, data)
+        return (spoiled(sent, job, data) if data.name in victims else sent), metrics
 
     monkeypatch.setitem(ALGORITHMS, algorithm, dataclasses.replace(entry, client=client))
 
 
-def in_other_bits(sent, job):
-    bits = 5 if job.settings.bits != 5 else 4
+def in_other_bits(sent, job, data):
+    bits = 5 if data.bits != 5 else 4
     if sent[60:].find(b"fedqssl-update") >= 0:
         return encode_update(decode_update(sent), bits, draws())
     return to_bytes(job.task.converted(bits))
 
 
 def with_value(value: float):
-    def spoiled(sent, job):
+    def spoiled(sent, job, data):
         if sent[60:].find(b"fedqssl-update") >= 0:
             update = decode_update(sent)
             update[min(update)].view(-1)[0] = value
-            return encode_update(
-                update, job.settings.bits, draws(), weight_names(job.task.converted(job.settings.bits))
-            )
-        model = job.task.converted(job.settings.bits)
+            return encode_update(update, data.bits, draws(), weight_names(job.task.converted(data.bits)))
+        model = job.task.converted(data.bits)
         with torch.no_grad():
             next(p for n, p in model.named_parameters() if p.numel() > 1 and "anchor" not in n).view(-1)[0] = value
         return to_bytes(model)
@@ -193,10 +191,10 @@ def with_value(value: float):
 @pytest.mark.parametrize(
     ("spoiled", "reason"),
     [
-        (lambda sent, job: flipped(sent), "checksum"),
+        (lambda sent, job, data: flipped(sent), "checksum"),
         (in_other_bits, "bits"),
         (with_value(float("nan")), "not finite"),
-        (lambda sent, job: b"", "mark"),
+        (lambda sent, job, data: b"", "mark"),
     ],
     ids=["flipped", "wrong bits", "NaN", "empty"],
 )
@@ -212,7 +210,7 @@ def test_a_bad_upload_is_left_out_and_the_round_goes_on(monkeypatch, algorithm, 
 
 
 def test_a_finite_upload_that_makes_the_server_diverge_is_left_out(monkeypatch):
-    def huge(sent, job):
+    def huge(sent, job, data):
         model = job.task.converted(32)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -228,7 +226,7 @@ def test_a_finite_upload_that_makes_the_server_diverge_is_left_out(monkeypatch):
 
 
 def test_too_few_valid_uploads_end_in_one_line_and_the_run_can_go_on(monkeypatch, tmp_path, capsys):
-    spoil(monkeypatch, "fed_simclr", {"client-01"}, lambda sent, job: flipped(sent) if job.round_number else sent)
+    spoil(monkeypatch, "fed_simclr", {"client-01"}, lambda sent, job, data: flipped(sent) if job.round_number else sent)
     words = "model=small_cnn width=4 images=80 bits=4,8,32 partition=iid batch_size=16 workers=1 evaluation.knn_every=0"
     words += " algorithm=fed_simclr min_clients=3"
     with pytest.raises(SystemExit) as ended:
@@ -244,9 +242,9 @@ def test_rejections_are_counted_in_the_run_and_bytes_are_the_buffers(monkeypatch
     monkeypatch.setattr("fedqssl.runs.finalize.draw", lambda context, folder: [])
     sent = {}
 
-    def spoiled(payload, job):
-        payload = flipped(payload) if job.name == "client-01" else payload
-        sent.setdefault(job.name, []).append(len(payload))
+    def spoiled(payload, job, data):
+        payload = flipped(payload) if data.name == "client-01" else payload
+        sent.setdefault(data.name, []).append(len(payload))
         return payload
 
     spoil(monkeypatch, "fed_paq", {"client-00", "client-01", "client-02"}, spoiled)
