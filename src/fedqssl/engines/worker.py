@@ -59,15 +59,14 @@ def _prepare(threads: int, shared: Any) -> Any:
     return shared.open()
 
 
-def _portable(error: Exception) -> Exception:
-    """The error with its traceback as a text, fit to be sent; one that cannot be sent is described."""
+def _portable(error: Exception) -> tuple[Exception, str]:
+    """The error, and its traceback as a text, which would be lost on the way; an error that cannot be sent is described."""
     text = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # an exception class may take any arguments
         error = RuntimeError(f"{type(error).__name__}: {error}")
-    error.__cause__ = RuntimeError(f"in a worker process:\n{text}")
-    return error
+    return error, text
 
 
 __all__ = ["main", "peak_memory", "receive", "send"]
