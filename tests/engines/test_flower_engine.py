@@ -120,7 +120,7 @@ def test_a_bad_payload_costs_its_own_update_only(pictures, tmp_path, how):
     engine = engine_of(context, roles(pictures, tmp_path))
     payload, words = spoilt(context, how)
     engine.exchange.grid.spoil[engine.nodes["car-1"]] = lambda reply, m: with_payload(reply, m, payload)
-    _, (line,) = played(context, engine, 1)
+    _, (line,) = played(context, engine, count=1)
     assert list(line["rejected"]) == ["car-1"]
     assert any(word in line["rejected"]["car-1"] for word in words.split("|")), line["rejected"]
     assert sorted(line["weights"]) == ["car-2", "van-3"] and sum(line["weights"].values()) == pytest.approx(1)
@@ -157,7 +157,7 @@ def test_a_false_claim_is_refused(pictures, tmp_path, values, words):
     engine.exchange.grid.spoil[engine.nodes["car-2"]] = lambda reply, m: Message(
         changed(reply, **values).content, reply_to=m
     )
-    _, (line,) = played(context, engine, 1)
+    _, (line,) = played(context, engine, count=1)
     assert list(line["rejected"]) == ["car-2"] and words in line["rejected"]["car-2"]
 
 
@@ -171,20 +171,21 @@ def test_who_raises_or_is_late_or_away_is_named(pictures, tmp_path):
     engine.exchange.grid.apps[engine.nodes["car-1"]] = broken
     engine.exchange.grid.spoil[engine.nodes["car-2"]] = lambda reply, message: None
     began = time.monotonic()
-    _, (line,) = played(context, engine, 1)
+    _, (line,) = played(context, engine, count=1)
     assert line["rejected"] == {
         "car-1": "it raised an error: ZeroDivisionError",
         "car-2": "no reply within 8 s",
     }
     assert time.monotonic() - began > 8
     del engine.nodes["car-1"]
-    assert engine.train_clients({"car-1": b""}, 0, 0.1) == ({}, {"car-1": "it is not connected"})
-    strict = engine_of(in_one_place(pictures), roles(pictures, tmp_path))
+    assert engine.train_clients({"car-1": b""}, context.job(0, 0.1)) == ({}, {"car-1": "it is not connected"})
+    strict_context = in_one_place(pictures)
+    strict = engine_of(strict_context, roles(pictures, tmp_path))
     strict.exchange.grid.spoil[strict.nodes["car-2"]] = lambda reply, m: Message(
         changed(reply, samples=1).content, reply_to=m
     )
     with pytest.raises(RunError, match=r"2 valid updates, fewer than min_clients = 3 \(car-2: it claims 1 images"):
-        played(strict.context, strict, 1)
+        played(strict_context, strict, count=1)
 
 
 def test_final_models_are_judged_where_the_labels_are(pictures, tmp_path):
