@@ -1,10 +1,12 @@
 """A round asks for what the schedule and the settings say, and its checkpoint holds what it gave."""
 
+import dataclasses
 import math
 
 import pytest
 
 from fedqssl.engines.in_process import InProcess
+from fedqssl.federated.algorithms import ALGORITHMS
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.state import read_payload
 from fedqssl.runs.round import learning_rate, server_learning_rate
@@ -82,3 +84,18 @@ def test_what_is_monitored_is_the_aggregate_of_the_round(monkeypatch):
     state, want = dict(watched[0].named_parameters()), read_payload(after.aggregated, 32, context.task)
     assert state and all((state[n] - want[n].view_as(state[n])).abs().max() < 1e-3 for n in state)
     assert lines[0]["collapse"]["dim"] > 0
+
+
+def test_the_server_remembers_from_round_to_round(monkeypatch):
+    """Its state goes into the round after the one that it came out of."""
+    seen = []
+
+    def counting(state, arrived, operators):
+        seen.append(dict(state))
+        return {"rounds": state["rounds"] + 1}, fed_simclr.server({}, arrived, operators)[1]
+
+    fed_simclr = ALGORITHMS["fed_simclr"]
+    changed = dataclasses.replace(fed_simclr, server=counting, init=lambda initial: {"rounds": 5})
+    monkeypatch.setitem(ALGORITHMS, "fed_simclr", changed)
+    after, _ = rounds_of(tiny_context(algorithm="fed_simclr", images=80), 2)
+    assert seen == [{"rounds": 5}, {"rounds": 6}] and after.server_state == {"rounds": 7}
