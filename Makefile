@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 CHECKED := src tests examples docs/site_hooks.py setup.py
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: run test test-full unit lint format coverage docs site clean
+.PHONY: run test test-full unit mutants lint format coverage docs site clean
 
 run: $(STAMP)
 	$(BIN)/fedqssl run quickstart
@@ -23,6 +23,10 @@ test-full: lint
 # Under a minute on two idle cores.
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m unit
+
+# Deliberate slips in copies of the code, all of which the tests must notice (tests/mutants.toml). MUTANTS='--only runs/ --jobs 1'
+mutants: $(STAMP)
+	$(BIN)/python tests/run_mutants.py $(MUTANTS)
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m 'not slow' --cov --cov-report=term:skip-covered --cov-report=html

@@ -25,3 +25,20 @@ def test_another_version_is_refused():
     for other in (f"{major}.{int(minor) + 1}.0", f"{int(major) + 1}.{minor}.0", ""):
         why = refusal("a", Capabilities("a", 4, 10, 2, other), None)
         assert f"it has fedqssl {other}, but the server has {__version__}" in why
+
+
+def test_who_comes_back_is_who_it_was():
+    """Its bits and its number of images decide what the run's bytes are; its held-out images do not."""
+    before = Capabilities("a", 4, 10, 2)
+    assert refusal("a", before, before) is None and refusal("a", Capabilities("a", 4, 10, 3), before) is None
+    for told in (Capabilities("a", 8, 10, 2), Capabilities("a", 4, 11, 2)):
+        assert "joined this run with 4 bits, 10 images; start a new run" in refusal("a", told, before)
+
+
+def test_a_name_is_that_of_its_key():
+    assert refusal("a", Capabilities("b", 4, 10, 2), None) == "it calls itself 'b', but its key is that of 'a'"
+
+
+@pytest.mark.parametrize(("bits", "samples"), [(0, 10), (17, 10), (-4, 10), (4, 1), (4, 0)])
+def test_bits_and_images_that_cannot_be_trained_with_are_refused(bits, samples):
+    assert refusal("a", Capabilities("a", bits, samples, 2), None) is not None

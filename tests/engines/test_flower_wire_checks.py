@@ -39,6 +39,22 @@ def test_figures_out_of_range_are_refused(values):
         checked(**values)
 
 
+@pytest.mark.parametrize(
+    "values", [{"nonce": "other"}, {"run": "other"}, {"round_number": 1}], ids=lambda v: next(iter(v))
+)
+def test_a_reply_to_another_message_is_refused(values):
+    """Every message has a nonce of its own: an old reply, however valid, answers nothing new."""
+    with pytest.raises(WireError, match="a reply to another message"):
+        checked(**values)
+
+
+@pytest.mark.parametrize("samples", [9, 11])
+def test_a_client_has_as_many_images_as_it_said(samples):
+    """They are its weight in the average."""
+    with pytest.raises(WireError, match=f"it claims {samples} images, but had 10 when it joined"):
+        checked(samples=samples)
+
+
 def test_honest_figures_are_taken():
     reply = checked(seconds=86400.5, skipped_steps=3, losses=(4.0, math.nan))
     assert reply.seconds == 86400.5 and math.isnan(reply.losses[1])  # steps of that epoch were skipped

@@ -14,7 +14,7 @@ from torch import nn
 from fedqssl.config import load_config
 from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.pool import Pool
-from fedqssl.federated.algorithms import ALGORITHMS
+from fedqssl.federated.algorithms import ALGORITHMS, Arrived
 from fedqssl.federated.client import local_update
 from fedqssl.federated.perform import perform
 from fedqssl.federated.randomness import generator
@@ -169,6 +169,28 @@ def test_fed_avg_with_one_client_is_central_training():
     after, (line,) = rounds_of(context)
     assert line["weights"] == {"client-00": 1.0}
     assert after.aggregated == after.payloads["client-00"] == supervised_steps(context, start.aggregated)
+
+
+def test_shares_are_of_the_images_of_those_who_replied():
+    samples = {"a": 30, "b": 10, "c": 60}
+    arrived = Arrived({"b": b"", "a": b""}, samples, ("a", "b", "c"), dict.fromkeys(samples, 4))
+    assert arrived.shares() == {"a": 0.75, "b": 0.25}
+
+
+@pytest.mark.parametrize("name", ["fed_avg", "fed_simclr"])
+def test_plain_averages_are_weighted_by_images(name):
+    """With clients of very different sizes, from what they sent: ``sum_k |D_k| w_k / |D|``."""
+    context = tiny_context(algorithm=name, bits=MIXED, partition="dirichlet", beta=0.1, seed=1)
+    object.__setattr__(context, "uploads", {})
+    after, (line,) = rounds_of(context, **BACKWARDS)
+    sizes = {n: len(split.train) for n, split in context.partition.clients.items()}
+    assert max(sizes.values()) > 1.5 * min(sizes.values())
+    assert line["weights"] == {n: pytest.approx(size / sum(sizes.values())) for n, size in sizes.items()}
+    states = {n: read_payload(p, context.bits[n], context.task) for n, p in context.uploads.items()}
+    got = read_payload(after.aggregated, 32, context.task)
+    for key, x in got.items():
+        want = sum(sizes[n] * states[n][key].double() for n in CLIENTS) / sum(sizes.values())
+        assert torch.allclose(x.double(), want, rtol=2e-3, atol=1e-5), key  # batch norm travels in 16 bits
 
 
 def test_fed_prox_with_mu_0_is_fed_avg_and_otherwise_is_not():

@@ -97,6 +97,22 @@ def test_requantized_models_are_in_their_bits(bits, epochs):
         assert all(torch.allclose(v, state[k], rtol=1e-3) for k, v in read_state(model).items())
 
 
+def test_requantize_fine_tunes_with_float_shadow_weights():
+    """Rule ``latent``: small steps add up in floats, and only the codes are sent."""
+    state = read_state(TASK.converted(32))
+    sent = requantize(state, 4, images(), TASK, round_number=3, epochs=2, lr=0.1)
+    by_rule = {}
+    for rule in ("latent", "stored"):
+        model = TASK.converted(4)
+        write_state(model, state)
+        opt = LowBitSGD(model, 0.1, rule=rule, seed=derived_seed(0, "re-quantization rounding", 4, 3))
+        draws = generator(0, "re-quantization", 3)
+        for _ in range(2):
+            train_epoch(model, opt, images(), TASK, draws)
+        by_rule[rule] = to_bytes(model)
+    assert sent == by_rule["latent"] != by_rule["stored"]
+
+
 def test_one_epoch_is_full_batches_or_one_small_one():
     draws = torch.Generator().manual_seed(0)
     assert [len(b) for b in batches(20, 8, draws)] == [8, 8]

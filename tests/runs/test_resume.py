@@ -1,5 +1,6 @@
 """Runs that go on elsewhere, with other settings or with a model that draws random numbers; folders as people have them."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -70,6 +71,23 @@ def test_a_run_does_not_go_on_with_other_settings(tmp_path, monkeypatch):
         resume(tmp_path / "a")
     path.write_text(before.replace("workers = 1", "workers = 2"))  # where it runs is the user's to choose
     assert resume(tmp_path / "a", say=lambda line: None).rounds == 2
+
+
+def test_a_run_does_not_go_on_with_other_images(tmp_path, monkeypatch):
+    """One pixel, or one label, is enough; the partition may be the same."""
+    broken_off(tmp_path / "a", monkeypatch, **{"evaluation.knn_every": 0})
+    real = lifecycle.build_simulation
+
+    def with_another_pixel(config, progress=None):
+        context = real(config, progress)
+        images = context.train.images.clone()
+        images[0, 0, 0, 0] ^= 1
+        return dataclasses.replace(context, train=dataclasses.replace(context.train, images=images))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "build_simulation", with_another_pixel)
+        with pytest.raises(RunError, match="have changed: put back what was there"):
+            resume(tmp_path / "a", say=lambda line: None)
 
 
 def test_a_model_with_dropout_gives_the_same_bytes(tmp_path, monkeypatch):

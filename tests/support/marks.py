@@ -27,6 +27,7 @@ UNIT = (
     "studies/theory",
     "test_architecture.py",
     "test_marks.py",
+    "test_mutants.py",
 )
 INTEGRATION = (
     "cli",

@@ -1,0 +1,38 @@
+"""Pictures as a model takes them, and its answers by name: without a model."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedqssl.device.model import DeviceModel
+from fedqssl.device.pictures import one_picture, with_channels
+
+
+def test_grey_is_pillows():
+    """Red, green and blue do not weigh the same."""
+    noise = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+    want = torch.from_numpy(np.array(Image.fromarray(noise).convert("L")))
+    rgb = torch.from_numpy(noise).permute(2, 0, 1)[None]
+    assert torch.equal(with_channels(rgb, 1)[0, 0], want)
+    assert with_channels(rgb, 3) is rgb
+    three = with_channels(with_channels(rgb, 1), 3)
+    assert three.shape == (1, 3, 9, 7) and all(torch.equal(three[0, c], want) for c in range(3))
+
+
+def test_channels_keep_their_order_however_a_picture_comes():
+    red, green, blue = 200, 100, 50
+    array = np.empty((8, 8, 3), dtype=np.uint8)
+    array[:] = red, green, blue
+    tensor = torch.from_numpy(array).permute(2, 0, 1)
+    for item in (array, tensor, Image.fromarray(array)):
+        assert one_picture(item, "x", 8, 3)[:, 0, 0].tolist() == [red, green, blue]
+
+
+def test_answers_are_named_by_their_place_and_begin_with_the_likeliest():
+    model = DeviceModel(SimpleNamespace(class_names=["cat", "dog", "owl"]), None, None)
+    first, second = model.answers(torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.375, 0.125]]), top=2)
+    assert (first.name, second.name) == ("owl", "cat") and first.probability == pytest.approx(0.7)
+    assert [name for name, _ in first.top] == ["owl", "dog"] and second.top == (("cat", 0.5), ("dog", 0.375))

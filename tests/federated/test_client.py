@@ -1,0 +1,65 @@
+"""A client's training: what is random in it, and what it may look at."""
+
+import dataclasses
+
+import torch
+
+from fedqssl.federated import client
+from fedqssl.federated.client import local_update
+from fedqssl.lowbit import LowBitSGD
+from fedqssl.runs.round import first_checkpoint
+from tiny_run import tiny_context
+
+
+def test_rounding_and_views_are_drawn_anew_for_every_client_and_round(monkeypatch):
+    """Equal errors of all clients would not average out."""
+    context = tiny_context(bits=4, local_epochs=1)
+    payload = first_checkpoint(context).payloads["client-00"]
+    names, rounds = list(context.bits), (0, 1)
+    seeds, views = [], []
+
+    class Noted(LowBitSGD):
+        def __init__(self, *given, seed, **settings):
+            seeds.append(seed)
+            super().__init__(*given, seed=seed, **settings)
+
+    def epoch(model, opt, images, task, draws, labels):
+        views.append(draws.initial_seed())
+        return 0.0
+
+    monkeypatch.setattr(client, "LowBitSGD", Noted)
+    monkeypatch.setattr(client, "train_epoch", epoch)
+    for _ in range(2):
+        for number in rounds:
+            for name in names:
+                local_update(payload, context.job(number, 0.1), context.client(name))
+    count = len(names) * len(rounds)
+    for drawn in (seeds, views):
+        assert drawn[:count] == drawn[count:] and len({*drawn}) == count
+    assert not {*seeds} & {*views}
+
+
+def test_the_same_images_under_two_names_give_two_models():
+    """With the same batches and views, it is the rounding that differs."""
+    context = tiny_context(bits=4, images=80)
+    job, data = context.job(0, 0.1), context.client("client-00")
+    payload = first_checkpoint(context).payloads["client-00"]
+    with_same_views = dataclasses.replace(data, name="client-01")
+    real = client.generator
+    client.generator = lambda seed, *purpose: torch.Generator().manual_seed(0)
+    try:
+        one, again, other = (local_update(payload, job, mine) for mine in (data, data, with_same_views))
+    finally:
+        client.generator = real
+    assert one[0] == again[0] != other[0]
+
+
+def test_the_job_is_followed():
+    """Learning rate, epochs, rule and rounding are those of the job."""
+    context = tiny_context(bits=4, images=80)
+    job, data = context.job(0, 0.1), context.client("client-00")
+    payload = first_checkpoint(context).payloads["client-00"]
+    plain, metrics = local_update(payload, job, data)
+    assert metrics.samples == len(data.images) and len(metrics.losses) == job.epochs
+    for change in ({"lr": 0.2}, {"epochs": job.epochs + 1}, {"rule": "latent"}, {"rounding": "nearest"}):
+        assert local_update(payload, dataclasses.replace(job, **change), data)[0] != plain, change

@@ -1,0 +1,73 @@
+"""The server's operators do their jobs with the round's own number and the server's own learning rate."""
+
+import pytest
+
+from fedqssl.engines.pool import Pool
+from fedqssl.federated.server import dequantize, requantize
+from fedqssl.federated.server.operators import ServerOperators
+from fedqssl.federated.state import read_payload
+from fedqssl.runs.round import first_checkpoint
+from tiny_run import tiny_context
+
+ROUND, LR, SERVER_LR = 3, 0.3, 0.05
+
+
+@pytest.fixture(scope="module")
+def context():
+    return tiny_context(images=80, **{"server.dequantize_epochs": 1, "server.requantize_epochs": 1})
+
+
+@pytest.fixture(scope="module")
+def start(context):
+    return first_checkpoint(context)
+
+
+@pytest.fixture(scope="module")
+def operators(context, start):
+    return ServerOperators(context, Pool(context), ROUND, LR, SERVER_LR, start.aggregated)
+
+
+def test_dequantized_by_client(context, start, operators):
+    found = operators.dequantize(start.payloads)
+    for name, bits in context.bits.items():
+        _, loss = dequantize(start.payloads[name], bits, context.buffer(), context.task, ROUND, 1, SERVER_LR)
+        assert found[name][1] == loss
+
+
+def test_requantized_once_per_bitwidth_for_every_client(context, operators):
+    state = operators.before()
+    found = operators.requantize(state)
+    for name, bits in context.bits.items():
+        assert found[name] == requantize(state, bits, context.buffer(), context.task, ROUND, 1, SERVER_LR)
+    rounded = operators.round_to_bits(state)
+    assert rounded["client-00"] != found["client-00"]
+    assert rounded["client-00"] == requantize(state, 4, context.buffer(), context.task, ROUND, 0, SERVER_LR)
+
+
+def test_training_on_the_buffer_is_at_the_servers_rate_and_everywhere_at_the_clients(context, operators, monkeypatch):
+    asked = []
+
+    def noted(state, images, task, purpose, epochs, lr, done):
+        asked.append((len(images), purpose, epochs, lr))
+        return state, 0.0
+
+    monkeypatch.setattr("fedqssl.federated.server.operators.fine_tune", noted)
+    operators.train({}, "buffer", 2)
+    operators.train({}, "everywhere", 1)
+    everyone = sum(context.sizes.values())
+    assert asked == [
+        (len(context.buffer()), ("buffer", ROUND), 2, SERVER_LR),
+        (everyone, ("everywhere", ROUND), 1, LR),
+    ]
+
+
+def test_there_is_no_model_before_the_first_aggregate(context):
+    with pytest.raises(ValueError, match="no aggregated model"):
+        ServerOperators(context, Pool(context), 0, LR, SERVER_LR, None).before()
+
+
+def test_states_are_read_in_each_clients_bits(context, start, operators):
+    found = operators.read(start.payloads)
+    for name, bits in context.bits.items():
+        want = read_payload(start.payloads[name], bits, context.task)
+        assert found[name].keys() == want.keys() and all(bool((found[name][k] == want[k]).all()) for k in want)

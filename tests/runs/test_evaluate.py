@@ -1,0 +1,96 @@
+"""The protocol of the accuracies, step by step from a run's folder: which model, trained on what, judged on what.
+
+Nothing of ``fedqssl.runs.evaluate`` is used to say what the figures should be.
+"""
+
+import pytest
+import torch
+
+from fedqssl.evaluation import extract_features
+from fedqssl.evaluation.local import fit_lowbit_classifier
+from fedqssl.evaluation.probe import fit_classifier
+from fedqssl.federated.randomness import derived_seed
+from fedqssl.lowbit import load_bytes
+from fedqssl.models.network import feature_extractor
+from fedqssl.runs import RunFolder, RunResult, start
+from fedqssl.runs.evaluate import client_accuracy, global_accuracy
+from tiny_run import model_bytes, rounds_of, silent, tiny, tiny_context
+
+QUIET = {"evaluation.knn_every": 0}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> RunResult:
+    return start(tiny(**QUIET), tmp_path_factory.mktemp("evaluated") / "run", say=silent)
+
+
+@pytest.fixture(scope="module")
+def context():
+    return tiny_context()
+
+
+def loaded(context, bits: int, payload: bytes):
+    model = context.task.converted(bits)
+    load_bytes(model, payload)
+    return model.eval()
+
+
+def share(answers: torch.Tensor, labels: torch.Tensor) -> float:
+    return float((answers == labels).double().mean())
+
+
+def on_split(context, name: str, payload: bytes, known, asked) -> float:
+    """An s-bit classifier on the client's own features, fitted to some of the images and asked about others."""
+    bits, train = context.bits[name], context.train
+    encoder = feature_extractor(loaded(context, bits, payload))
+    x, y = (extract_features(encoder, train.images[part]) for part in (known, asked))
+    seed = derived_seed(context.config.seed, "local probe", name)
+    return fit_lowbit_classifier(x, train.labels[known], context.task.classes, bits, seed=seed).accuracy(
+        y, train.labels[asked]
+    )
+
+
+def test_clients_are_judged_on_their_own_held_out_images(finished, context):
+    """With the model that they are handed; not on images that they trained on, and not on anybody else's."""
+    splits, models = context.partition.clients, model_bytes(finished.folder)
+    right, wrong = {}, {"trained on": {}, "another's": {}}
+    for name, split in splits.items():
+        other = next(s for n, s in splits.items() if n != name)
+        right[name] = on_split(context, name, models[name], split.train, split.test)
+        wrong["trained on"][name] = on_split(context, name, models[name], split.train, split.train)
+        wrong["another's"][name] = on_split(context, name, models[name], other.train, other.test)
+    assert {n: c.local_accuracy for n, c in finished.clients.items()} == right
+    assert finished.local_accuracy == pytest.approx(sum(right.values()) / len(right))
+    assert right not in wrong.values()  # else the figures would say nothing
+
+
+def test_the_last_aggregate_is_probed_with_training_labels_and_judged_on_test_images(finished, context):
+    train, test = context.train, context.test
+    part = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:100]  # evaluation.probe_images
+
+    def probed(payload: bytes, known, labels) -> float:
+        encoder = feature_extractor(loaded(context, 32, payload))
+        classifier = fit_classifier(extract_features(encoder, known), labels, context.task.classes)
+        return share(classifier(extract_features(encoder, test.images)).argmax(1), test.labels)
+
+    last = RunFolder(finished.folder).latest()
+    assert last.rounds_done == finished.rounds
+    first, _ = rounds_of(context, 1)
+    right = probed(last.aggregated, train.images[part], train.labels[part])
+    assert finished.global_accuracy == right
+    assert right != probed(first.aggregated, train.images[part], train.labels[part])
+    assert right != probed(last.aggregated, test.images, test.labels)
+
+
+def test_supervised_models_are_judged_as_they_are():
+    """By their own classifier: the aggregate on the test set, a client's model on the client's held-out images."""
+    context = tiny_context(algorithm="fed_avg", images=400, bits=[8, 8, 32], lr=0.1)
+    after, _ = rounds_of(context, 2)
+    train, test = context.train, context.test
+    aggregate = loaded(context, 32, after.aggregated)
+    want = share(extract_features(aggregate, test.images).argmax(1), test.labels)
+    assert global_accuracy(context, 32, after.aggregated) == want
+    for name, split in context.partition.clients.items():
+        model = loaded(context, context.bits[name], after.payloads[name])
+        want = share(extract_features(model, train.images[split.test]).argmax(1), train.labels[split.test])
+        assert client_accuracy(context, name, after.payloads[name]) == want
