@@ -282,7 +282,7 @@ def test_a_held_out_picture_stays_held_out(tmp_path):
 
 def test_a_repeated_round_gives_the_same_bytes_after_a_restart(pictures, tmp_path):
     from fedqssl.data.registry import load_dataset
-    from fedqssl.deploy.client_role import LocalRole
+    from fedqssl.deploy.client_role import FleetClient
     from fedqssl.deploy.events import Events
     from fedqssl.engines.flower.wire import Request
     from fedqssl.runs.round import first_checkpoint
@@ -291,9 +291,9 @@ def test_a_repeated_round_gives_the_same_bytes_after_a_restart(pictures, tmp_pat
     context = in_one_place(pictures)
     payload, order = first_checkpoint(context).payloads["car-1"], context.job(0, 0.3).to_json()
     sets = [load_dataset(f"folder:{pictures}/car-1", s) for s in ("train", "test")]
-    role = lambda: LocalRole("car-1", 4, *sets, Store(tmp_path / "state"), Events(tmp_path / "log"))  # noqa: E731
+    role = lambda: FleetClient("car-1", 4, *sets, Store(tmp_path / "state"), Events(tmp_path / "log"))  # noqa: E731
     first = role().train(Request("run", "nonce-1", order), payload)
     assert role().train(Request("run", "nonce-2", order), payload) == first
     assert "round repeated" in (tmp_path / "log").read_text()
-    fresh = LocalRole("car-1", 4, *sets, Store(tmp_path / "other"), Events(tmp_path / "log2"))
+    fresh = FleetClient("car-1", 4, *sets, Store(tmp_path / "other"), Events(tmp_path / "log2"))
     assert fresh.train(Request("run", "nonce-3", order), payload)[0] == first[0]  # and so it would without its memory

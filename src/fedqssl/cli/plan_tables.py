@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from fedqssl.cost.formulas import BitOperations
-from fedqssl.cost.ledger import Estimate, Ledger
+from fedqssl.cost.ledger import CostEstimate, Ledger
 from fedqssl.cost.trace import FLOAT
 from fedqssl.units import bytes_text, operations_text, ratio_text, seconds_text
 
@@ -53,7 +53,7 @@ def headline(ledger: Ledger, source: str) -> str:
     )
 
 
-def bitwidth_table(ledger: Ledger, times: Estimate | None) -> Table:
+def bitwidth_table(ledger: Ledger, times: CostEstimate | None) -> Table:
     """One row per bitwidth: clients, images, container, steps, time."""
     columns = ["bits", "clients", "images each", "model bytes", "steps a round"]
     table = open_table("Clients by bitwidth", *columns, *(() if times is None else ("one step", "longest round")))
@@ -69,7 +69,7 @@ def bitwidth_table(ledger: Ledger, times: Estimate | None) -> Table:
     return table
 
 
-def client_table(ledger: Ledger, times: Estimate | None) -> Table:
+def client_table(ledger: Ledger, times: CostEstimate | None) -> Table:
     """One row per client: bits, images, and a round's steps, bytes and time."""
     columns = ["client", "bits", "images", "steps a round", "bytes down + up"]
     table = open_table("Clients", *columns, *(() if times is None else ("time a round",)))
@@ -79,7 +79,7 @@ def client_table(ledger: Ledger, times: Estimate | None) -> Table:
     return table
 
 
-def totals_table(ledger: Ledger, times: Estimate | None) -> Table:
+def totals_table(ledger: Ledger, times: CostEstimate | None) -> Table:
     """Bytes and time of a round and of the whole run."""
     table = open_table("The run", "", "a round", f"{ledger.config.rounds} rounds")
     once, total, full = ledger.per_round(), ledger.total(), ledger.total(full=True)
@@ -99,7 +99,7 @@ def totals_table(ledger: Ledger, times: Estimate | None) -> Table:
     return table
 
 
-def notes(ledger: Ledger, times: Estimate | None) -> list[str]:
+def notes(ledger: Ledger, times: CostEstimate | None) -> list[str]:
     """What was assumed and how time was estimated."""
     lines = [ledger.sizes.note] if ledger.sizes.note else []
     if times is None:
@@ -187,7 +187,7 @@ def server_table(ledger: Ledger) -> Table:
     return table
 
 
-def plan_tables(ledger: Ledger, times: Estimate | None) -> Sequence[Table]:
+def plan_tables(ledger: Ledger, times: CostEstimate | None) -> Sequence[Table]:
     """The short plan."""
     found = [bitwidth_table(ledger, times)]
     uneven = len({c.images for c in ledger.clients.values()}) > 1

@@ -13,7 +13,7 @@ from fedqssl.cli.arguments import resumable
 
 if TYPE_CHECKING:
     from fedqssl.runs.text_table import Grid
-    from fedqssl.studies.paper.reproduce import Request
+    from fedqssl.studies.paper.reproduce import ReproduceRequest
 
 
 Names = Annotated[
@@ -109,7 +109,7 @@ def show(console: Console, grids: Sequence[Grid]) -> None:
         console.print()
 
 
-def _list(wanted: Request, folder: Path) -> None:
+def _list(wanted: ReproduceRequest, folder: Path) -> None:
     """The cells and their states."""
     from fedqssl.runs.cells import state_of
 

@@ -93,7 +93,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Check:
+class LedgerCheck:
     """Formula and measurement side by side: memory of a step at the batch that was measured, packed weights on the wire."""
 
     images: int
@@ -144,14 +144,14 @@ class Ledger:
         rounds = self.per_round(full) * self.config.rounds
         return replace(rounds, bytes_down=rounds.bytes_down + self.handed_out(full))
 
-    def check(self, bits: int) -> Check | None:
+    def check(self, bits: int) -> LedgerCheck | None:
         """Formula beside measurement; None if these bits were not measured."""
         found = self.bitwidths[bits]
         if found.measured is None:
             return None
         images = found.measured.images
         packed = sum(packed_size(w.count, w.bits) for w in found.trace.weights)
-        return Check(images, found.memory(images), found.measured.memory, packed, found.wire.packed)
+        return LedgerCheck(images, found.memory(images), found.measured.memory, packed, found.wire.packed)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values only: settings, clients, full, server, bitwidths, handed_out, per_round, total."""
@@ -272,7 +272,7 @@ def ledger(
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """Seconds on this machine, evaluation and checkpoints not included.
 
     Args:
@@ -310,7 +310,7 @@ def makespan(jobs: Iterable[float], workers: int) -> float:
     return max(ends)
 
 
-def estimate(ledger: Ledger, cores: int | None = None) -> Estimate:
+def estimate(ledger: Ledger, cores: int | None = None) -> CostEstimate:
     """Time of a run: measured seconds per step times steps, spread over workers as the engine does.
 
     With ``fraction`` below 1 the client phase is scaled by the share of clients that take part.
@@ -331,14 +331,14 @@ def estimate(ledger: Ledger, cores: int | None = None) -> Estimate:
     server += full.epoch_seconds(sum(ledger.sizes.clients.values())) * work.union_epochs
     scaled = any(w.measured is not None and w.measured.images < config.batch_size for w in widths.values())
     phase = makespan(clients.values(), workers) * work.participants / count
-    return Estimate(clients, phase, server, config.rounds, workers, scaled)
+    return CostEstimate(clients, phase, server, config.rounds, workers, scaled)
 
 
 __all__ = [
-    "Check",
     "ClientCost",
-    "Estimate",
+    "CostEstimate",
     "Ledger",
+    "LedgerCheck",
     "ServerCost",
     "Totals",
     "client_cost",

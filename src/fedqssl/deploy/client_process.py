@@ -9,7 +9,7 @@ import torch
 from fedqssl.config.keys import nearest
 from fedqssl.data.pixels import check_on_bad
 from fedqssl.data.registry import load_dataset
-from fedqssl.deploy.client_role import LocalRole
+from fedqssl.deploy.client_role import FleetClient
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, only_one
 from fedqssl.deploy.roster import MIN_IMAGES
@@ -31,7 +31,7 @@ def join(
     home = fleet.client(name)
     with only_one(home, f"client {name}"):
         events = Events(home / "log.jsonl")
-        role = LocalRole(name, bits, train, test, Store(home / "state"), events, trust)
+        role = FleetClient(name, bits, train, test, Store(home / "state"), events, trust)
         if len(role.held) < MIN_IMAGES:
             raise FleetError(f"{data} leaves {name} {len(role.held)} training images; at least {MIN_IMAGES} are needed")
         if made:

@@ -18,8 +18,8 @@ from fedqssl.federated.perform import perform
 from fedqssl.maker.personal import device_file
 
 
-class LocalRole:
-    """See :class:`fedqssl.engines.flower.client.Role`.
+class FleetClient:
+    """See :class:`fedqssl.engines.flower.client.ClientProtocol`.
 
     Args:
         name: the client's, that of its key.

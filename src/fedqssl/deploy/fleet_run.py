@@ -80,7 +80,7 @@ class FleetRun:
             self.roster = {name: told for name, told in self.roster.items() if name in done.payloads}
         context = images.context(self.config, self.roster)
         if known:
-            self._write_members(context)  # a server that was killed may have written a part of them
+            self._write_clients(context)  # a server that was killed may have written a part of them
         else:
             self._create(context)
         with self.folder.locked(), pool_of(context, shown, self.config.workers) as pool:
@@ -126,9 +126,9 @@ class FleetRun:
         self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
         facts = environment(context) | {"clients": {n: _facts(told) for n, told in sorted(self.roster.items())}}
         self.folder.write("environment.json", json.dumps(facts, indent=1) + "\n")
-        self._write_members(context)
+        self._write_clients(context)
 
-    def _write_members(self, context: Context) -> None:
+    def _write_clients(self, context: Context) -> None:
         self.folder.write("partition.json", json.dumps(context.partition_json()) + "\n")
         self.folder.write("data.json", json.dumps(describe_data(context)) + "\n")
         write_json(self.folder.path / "roster.json", roster_json(self.roster))
@@ -140,7 +140,7 @@ class FleetRun:
         for name in new:
             progress.say(f"{name} joins with {self.roster[name].bits} bits and {self.roster[name].samples} images")
             payloads[name] = first_model(context, checkpoint, self.roster[name].bits, lr)
-        self._write_members(context)
+        self._write_clients(context)
         return replace(checkpoint, payloads=payloads)
 
     def _wait(self, engine: FlowerEngine, progress: Progress, before: Collection[str] = ()) -> None:

@@ -26,7 +26,7 @@ def _references(buffer: Tensor) -> int:
     return int(_use_count(buffer.untyped_storage()._cdata))
 
 
-class Pool:
+class BufferPool:
     """Lends float32 buffers on the CPU; one is free again when only the pool refers to its storage."""
 
     def __init__(self) -> None:
@@ -53,4 +53,4 @@ class Pool:
         self._buffers.clear()
 
 
-POOL = Pool()
+POOL = BufferPool()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedqssl.report.scales import Scale, limits, log_limits
+from fedqssl.report.scales import AxisScale, limits, log_limits
 from fedqssl.report.svg import WIDTH, Drawing, Format, Mark, dot, el, line, text, x_axis, y_axis
 from fedqssl.report.theme import percent_tick, tick
 
@@ -47,7 +47,7 @@ class Level:
     above: bool = False
 
 
-def _strokes(series: Series, x: Scale, y: Scale, form: Format) -> list[Markup]:
+def _strokes(series: Series, x: AxisScale, y: AxisScale, form: Format) -> list[Markup]:
     points, kind = series.known(), series.mark.kind
     if not points:
         return []
@@ -72,7 +72,7 @@ def line_chart(series: Sequence[Series], form: Format, *, levels: Sequence[Level
     """Lines over rounds; strong ones on top, with points."""
     low, high = limits([*(y for s in series for _, y in s.known()), *(level.value for level in levels)], zero=zero)
     places = [a for s in series for a, _ in s.known()] or [0.0, 1.0]
-    x, y = Scale(min(places), max(places), LEFT, END), Scale(low, high, HEIGHT - BOTTOM, TOP)
+    x, y = AxisScale(min(places), max(places), LEFT, END), AxisScale(low, high, HEIGHT - BOTTOM, TOP)
     whole = [t for t in x.ticks(6) if t == int(t)] if x.high > x.low else []
     parts = [
         *y_axis(y, LEFT, END, form),
@@ -110,9 +110,9 @@ def scatter(
 ) -> Drawing:
     """Shares over numbers; ``error`` draws a whisker up and down. Places on the x axis may be given (``ticks``)."""
     xs = [p.x for p in points]
-    x = Scale(*(log_limits(xs) if log else limits(xs, pad=0.08)), LEFT, END, log)
+    x = AxisScale(*(log_limits(xs) if log else limits(xs, pad=0.08)), LEFT, END, log)
     low, high = limits([p.y + e for p in points for e in (p.error, -p.error)], pad=0.04)
-    y = Scale(max(low, 0.0), min(high, 1.04), HEIGHT - BOTTOM, TOP)
+    y = AxisScale(max(low, 0.0), min(high, 1.04), HEIGHT - BOTTOM, TOP)
     parts = [*y_axis(y, LEFT, END, percent_tick), *x_axis(x, HEIGHT - BOTTOM, x_form, x_label, ticks=ticks)]
     for p in points:
         if p.error:
@@ -122,7 +122,7 @@ def scatter(
 
 
 @dataclass(frozen=True)
-class Row:
+class ChartRow:
     """A labelled row of points on a common axis; ``joined`` draws a line from the first to the last."""
 
     name: str
@@ -135,7 +135,7 @@ def _shortened(words: str, room: int) -> str:
 
 
 def rows_chart(
-    rows: Sequence[Row],
+    rows: Sequence[ChartRow],
     form: Format,
     x_label: str,
     *,
@@ -150,7 +150,7 @@ def rows_chart(
     step = 32.0 if above else 18.0 if named else max(2.0, tall / len(rows))
     bottom = TOP + step * len(rows)
     values = [p.x for r in rows for p in r.points]
-    x = Scale(*(bounds or (log_limits(values) if log else limits(values))), left, END - 4, log)
+    x = AxisScale(*(bounds or (log_limits(values) if log else limits(values))), left, END - 4, log)
     size = 4.2 if named else max(2.0, min(3.2, step * 0.55))
     small = " tiny" if size < 3 else ""
     parts = [*(line(x(t), TOP, x(t), bottom, "rule") for t in x.ticks(5)), *x_axis(x, bottom, form, x_label)]
@@ -188,7 +188,7 @@ def _box(x: float, y: float, width: float, height: float, kind: str, tip: str | 
 def bar_chart(bars: Sequence[Bar], *, top: float | None = None) -> Drawing:
     """Horizontal bars; the words stand above each bar, so that none is too long."""
     step, left = 38.0, 14.0
-    x = Scale(0.0, top or max((b.value for b in bars), default=1.0) or 1.0, left, END)
+    x = AxisScale(0.0, top or max((b.value for b in bars), default=1.0) or 1.0, left, END)
     parts = []
     for i, bar in enumerate(bars):
         y = 8 + step * i
@@ -252,4 +252,15 @@ def _column_names(columns: Sequence[str], left: float, cell: float, bottom: floa
     return min(78.0, 14 + 5.4 * min(longest, 12)) if turned else 22.0, found
 
 
-__all__ = ["Bar", "Level", "Point", "Row", "Series", "bar_chart", "heat_map", "line_chart", "rows_chart", "scatter"]
+__all__ = [
+    "Bar",
+    "ChartRow",
+    "Level",
+    "Point",
+    "Series",
+    "bar_chart",
+    "heat_map",
+    "line_chart",
+    "rows_chart",
+    "scatter",
+]

@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from fedqssl.report.charts import MANY_ROWS, Point, Row, heat_map, rows_chart, scatter
+from fedqssl.report.charts import MANY_ROWS, ChartRow, Point, heat_map, rows_chart, scatter
 from fedqssl.report.data import Client, Labels, RunData
 from fedqssl.report.parts import Figure, Section
 from fedqssl.report.svg import Mark
@@ -144,7 +144,7 @@ def _gains(clients: Sequence[Client], theme: Theme) -> Figure | None:
     rows, cross = [], Mark("cross", "quiet")
     for c in known:
         guess = Point(c.guess, cross, f"{c.name}: guessing its most common class gives {percent(c.guess)}")
-        rows.append(Row(c.name, [guess, Point(c.accuracy, theme.mark(c.bits), _tip(c))], joined=True))
+        rows.append(ChartRow(c.name, [guess, Point(c.accuracy, theme.mark(c.bits), _tip(c))], joined=True))
     return Figure(
         "gain",
         "Gain over a guess",
@@ -197,7 +197,7 @@ def _sizes(clients: Sequence[Client], theme: Theme) -> Figure:
     rows = []
     for c in sorted(clients, key=lambda c: c.train):
         tip = f"{c.name}, {bits_words(c.bits)}: {c.train:,} training and {c.test:,} test images"
-        rows.append(Row(c.name, [Point(float(c.train), theme.mark(c.bits), tip)]))
+        rows.append(ChartRow(c.name, [Point(float(c.train), theme.mark(c.bits), tip)]))
     counts = [float(c.train) for c in clients]
     log, axis = _image_axis(counts)
     chart = rows_chart(rows, tick, axis, log=log, bounds=None if log else (0.0, 1.05 * max(counts)))

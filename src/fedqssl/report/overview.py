@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import fmean, stdev
 
 from fedqssl.config.keys import flat
-from fedqssl.report.charts import Point, Row, Series, line_chart, rows_chart
+from fedqssl.report.charts import ChartRow, Point, Series, line_chart, rows_chart
 from fedqssl.report.data import RunData
 from fedqssl.report.learning_section import accuracy_figure, loss_figure
 from fedqssl.report.parts import Figure, Section
@@ -75,7 +75,9 @@ def _accuracies(runs: Sequence[RunData], groups: Sequence[str], which: str) -> F
         values = [v for _, v in named]
         centre = fmean(values)
         points = [Point(v, one, f"{group}: {percent(v)} ({name})") for name, v in named]
-        rows.append(Row(group, [*points, Point(centre, middle, f"{group}: mean {percent(centre)} of {len(values)}")]))
+        rows.append(
+            ChartRow(group, [*points, Point(centre, middle, f"{group}: mean {percent(centre)} of {len(values)}")])
+        )
         data.append([group, len(values), percent(centre), percent(stdev(values)) if len(values) > 1 else "–"])
     title = "Global accuracy" if which == "global" else "Mean local accuracy"
     return Figure(
@@ -120,7 +122,7 @@ def _clients(number: int, run: RunData, theme: Theme) -> Figure | None:
     rows = []
     for c in known:
         tip = f"{c.name}, {bits_words(c.bits)}, {c.train} images: {percent(c.accuracy)}"
-        rows.append(Row(c.name, [Point(c.accuracy, theme.mark(c.bits), tip)]))
+        rows.append(ChartRow(c.name, [Point(c.accuracy, theme.mark(c.bits), tip)]))
     return Figure(
         f"clients-{number}",
         "Clients, worst first",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """From values ``low..high`` to positions ``start..end``, linear or logarithmic."""
 
     low: float
@@ -79,4 +79,4 @@ def log_limits(values: Iterable[float]) -> tuple[float, float]:
     return min(known) / 1.4, max(known) * 1.4
 
 
-__all__ = ["Scale", "limits", "log_limits"]
+__all__ = ["AxisScale", "limits", "log_limits"]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from fedqssl.report.scales import Scale
+from fedqssl.report.scales import AxisScale
 
 WIDTH = 360.0
 Format = Callable[[float], str]
@@ -43,7 +43,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
     return el("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
 
 
-def y_axis(scale: Scale, left: float, right: float, form: Format) -> list[Markup]:
+def y_axis(scale: AxisScale, left: float, right: float, form: Format) -> list[Markup]:
     """Grid lines and their values at the left."""
     found = []
     for tick in scale.ticks():
@@ -57,7 +57,9 @@ def _apart(places: Sequence[tuple[float, str]]) -> bool:
     return all(b - a > 3.3 * (len(v) + len(w)) + 5 for (a, v), (b, w) in itertools.pairwise(places))
 
 
-def x_axis(scale: Scale, bottom: float, form: Format, label: str, ticks: Sequence[float] | None = None) -> list[Markup]:
+def x_axis(
+    scale: AxisScale, bottom: float, form: Format, label: str, ticks: Sequence[float] | None = None
+) -> list[Markup]:
     """Values below the plot and what they are; as many as fit without touching."""
     found = [line(scale.start, bottom, scale.end, bottom, "axis")]
     for count in (6, 5, 4, 3, 2):

@@ -27,7 +27,7 @@ class RunError(ValueError):
 
 
 @dataclass(frozen=True)
-class Totals:
+class RunTotals:
     """Running totals: bytes by client are the lengths of the buffers."""
 
     up: dict[str, int] = field(default_factory=dict)
@@ -37,14 +37,14 @@ class Totals:
 
     def plus(
         self, sent: Mapping[str, bytes], received: Mapping[str, bytes], client_seconds: float, server_seconds: float
-    ) -> Totals:
+    ) -> RunTotals:
         """With another round's traffic and work."""
         up, down = dict(self.up), dict(self.down)
         for name, payload in sent.items():
             down[name] = down.get(name, 0) + len(payload)
         for name, payload in received.items():
             up[name] = up.get(name, 0) + len(payload)
-        return Totals(up, down, self.client_seconds + client_seconds, self.server_seconds + server_seconds)
+        return RunTotals(up, down, self.client_seconds + client_seconds, self.server_seconds + server_seconds)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Checkpoint:
     rounds_done: int
     payloads: dict[str, bytes]
     aggregated: bytes | None
-    totals: Totals
+    totals: RunTotals
     server_state: ServerState = field(default_factory=dict)
 
 
@@ -176,7 +176,7 @@ class RunFolder:
                     f"{folder / 'state.json'} was changed; delete {folder} to go on from the checkpoint before"
                 )
             files = {name: (folder / name).read_bytes() for name in state["sha256"]}
-            totals, models = Totals(**state["totals"]), dict(state["models"])
+            totals, models = RunTotals(**state["totals"]), dict(state["models"])
             payloads = {client: files[name] for client, name in models.items()}
         except RunError:
             raise
@@ -236,4 +236,4 @@ def _round_of(line: str) -> float:
         return float("inf")  # the last line of a killed run may be cut off
 
 
-__all__ = ["Checkpoint", "RunError", "RunFolder", "Totals", "finite", "write_atomically"]
+__all__ = ["Checkpoint", "RunError", "RunFolder", "RunTotals", "finite", "write_atomically"]

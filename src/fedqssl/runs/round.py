@@ -23,7 +23,7 @@ from fedqssl.federated.server_state import ServerState
 from fedqssl.federated.state import State, read_state, write_state
 from fedqssl.lowbit import ContainerError, NonFiniteError, to_bytes
 from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
-from fedqssl.runs.folder import Checkpoint, RunError, Totals
+from fedqssl.runs.folder import Checkpoint, RunError, RunTotals
 
 
 def learning_rate(config: RunConfig, round_number: int) -> float:
@@ -54,7 +54,7 @@ def first_checkpoint(context: Context) -> Checkpoint:
     made = {b: to_bytes(context.task.converted(b)) for b in sorted(set(context.bits.values()))}
     payloads = {name: made[b] for name, b in context.bits.items()}
     full = context.task.converted(32)
-    return Checkpoint(0, payloads, to_bytes(full), Totals(), context.algorithm.init(read_state(full)))
+    return Checkpoint(0, payloads, to_bytes(full), RunTotals(), context.algorithm.init(read_state(full)))
 
 
 def play_round(

@@ -20,7 +20,7 @@ DIED = "its process died, perhaps for lack of memory; try fewer --jobs"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """How a cell ended: an empty ``error`` is success; ``trace`` is for whoever looks for the cause."""
 
     cell: Cell
@@ -59,14 +59,14 @@ def run_cell(cell: Cell, out: Path, progress: Progress) -> RunResult:
     return resume(folder, progress=quiet) if state is State.BEGUN else start(cell.config, folder, progress=quiet)
 
 
-def attempt(cell: Cell, out: Path, progress: Progress) -> Outcome:
+def attempt(cell: Cell, out: Path, progress: Progress) -> CellOutcome:
     """As :func:`run_cell`; an error is part of the outcome."""
     try:
         run_cell(cell, out, progress)
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
-        return Outcome(cell, text, traceback.format_exc())
-    return Outcome(cell)
+        return CellOutcome(cell, text, traceback.format_exc())
+    return CellOutcome(cell)
 
 
 class _Count:
@@ -76,7 +76,7 @@ class _Count:
         self.total, self.progress = total, progress
         self.ended, self.began = 0, time.monotonic()
 
-    def end(self, outcome: Outcome, out: Path) -> None:
+    def end(self, outcome: CellOutcome, out: Path) -> None:
         self.ended += 1
         self.progress.tick("cells", self.ended, self.total)
         took = time.monotonic() - self.began
@@ -85,7 +85,7 @@ class _Count:
         self.progress.say(f"cell {self.ended} of {self.total}: {outcome.cell.name}: {_figures(outcome, out)}{tail}")
 
 
-def _figures(outcome: Outcome, out: Path) -> str:
+def _figures(outcome: CellOutcome, out: Path) -> str:
     if outcome.error:
         return f"failed: {outcome.error}"
     result = read_result(outcome.cell.folder(out))
@@ -141,18 +141,18 @@ def run_cells(
     return _error(failed, len(wanted), out)
 
 
-def _outcomes(cells: Sequence[Cell], out: Path, jobs: int | None, progress: Progress) -> Iterator[Outcome]:
+def _outcomes(cells: Sequence[Cell], out: Path, jobs: int | None, progress: Progress) -> Iterator[CellOutcome]:
     if jobs is None or jobs == 1:
         return (attempt(cell, out, progress) for cell in cells)
     return in_processes(cells, out, jobs)
 
 
-def in_processes(cells: Sequence[Cell], out: Path, jobs: int) -> Iterator[Outcome]:
+def in_processes(cells: Sequence[Cell], out: Path, jobs: int) -> Iterator[CellOutcome]:
     """The outcomes of all cells, as they end, in so many processes; one that dies takes its cell with it and no other."""
     by_name = {cell.name: cell for cell in cells}
     work = {name: (cell,) for name, cell in by_name.items()}
     with Pool(out, jobs) as pool:
-        for _, outcome in pool.stream(_in_worker, work, lambda name: Outcome(by_name[name], DIED)):
+        for _, outcome in pool.stream(_in_worker, work, lambda name: CellOutcome(by_name[name], DIED)):
             yield outcome
 
 
@@ -162,12 +162,12 @@ def _keep_datasets() -> None:
     ExitStack().enter_context(kept_datasets())
 
 
-def _in_worker(out: Path, cell: Cell) -> Outcome:
+def _in_worker(out: Path, cell: Cell) -> CellOutcome:
     _keep_datasets()
     return attempt(cell, out, Progress(lambda line: None))
 
 
-def _error(failed: Sequence[Outcome], total: int, out: Path) -> CellError | None:
+def _error(failed: Sequence[CellOutcome], total: int, out: Path) -> CellError | None:
     """One line for all that failed, equal reasons together; tracebacks go to ``failed/``."""
     if not failed:
         return None
@@ -183,4 +183,4 @@ def _error(failed: Sequence[Outcome], total: int, out: Path) -> CellError | None
     )
 
 
-__all__ = ["Outcome", "attempt", "run_cell", "run_cells"]
+__all__ = ["CellOutcome", "attempt", "run_cell", "run_cells"]

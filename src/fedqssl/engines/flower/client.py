@@ -13,7 +13,7 @@ from fedqssl.federated.client import ClientMetrics
 from fedqssl.lowbit import NonFiniteError
 
 
-class Role(Protocol):
+class ClientProtocol(Protocol):
     """A client as the adapter sees it."""
 
     def capabilities(self) -> Capabilities:
@@ -26,7 +26,7 @@ class Role(Protocol):
         """The accuracy of the client's final model on its own held-out images, if it has labels."""
 
 
-def client_app(role_of: Callable[[Context], Role]) -> ClientApp:
+def client_app(role_of: Callable[[Context], ClientProtocol]) -> ClientApp:
     """A ClientApp around a role, which is made (or found again) for every message."""
     app = ClientApp()
 

@@ -45,7 +45,7 @@ def _simulation(config: RunConfig) -> Simulation:
     return build_simulation(config)
 
 
-class SimulatedRole:
+class SimulatedClient:
     """A client of the run's own partition; it keeps nothing between rounds, as in process."""
 
     def __init__(self, config: RunConfig, number: int) -> None:
@@ -66,8 +66,8 @@ class SimulatedRole:
         return None
 
 
-def _role(config: RunConfig, context: FlowerContext) -> SimulatedRole:
-    return SimulatedRole(config, int(context.node_config["partition-id"]))
+def _role(config: RunConfig, context: FlowerContext) -> SimulatedClient:
+    return SimulatedClient(config, int(context.node_config["partition-id"]))
 
 
 class FlowerSimulation(FlowerEngine):

@@ -23,7 +23,7 @@ from fedqssl.studies.paper.tables import Filled, fill
 
 
 @dataclass(frozen=True)
-class Request:
+class ReproduceRequest:
     """A checked command.
 
     Args:
@@ -54,7 +54,7 @@ def request(
     seeds: int = 1,
     only: Sequence[str] = (),
     out: Path | None = None,
-) -> Request:
+) -> ReproduceRequest:
     """Check what was asked for.
 
     Args:
@@ -89,7 +89,7 @@ def request(
     if out is not None:
         found = {**_data_of_cells(SCALES[scale], needed, out), **found}
     plan = Plan(SCALES[scale], found)
-    return Request(experiments, plan, tuple(range(seeds)), frozenset(only) or None)
+    return ReproduceRequest(experiments, plan, tuple(range(seeds)), frozenset(only) or None)
 
 
 def _data(specs: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
@@ -128,7 +128,7 @@ class Reproduced:
     error: CellError | None
 
 
-def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) -> Reproduced:
+def reproduce(wanted: ReproduceRequest, out: Path, jobs: int | None, progress: Progress) -> Reproduced:
     """Run all cells; write every table and figure as soon as its cells are done.
 
     Raises:
@@ -143,7 +143,7 @@ def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) 
     return Reproduced(writer.written(), error or writer.error())
 
 
-def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
+def collect(wanted: ReproduceRequest, out: Path, progress: Progress) -> Reproduced:
     """Write every table and figure from the cells that are finished, and run nothing; another command may be running them.
 
     Raises:
@@ -158,7 +158,7 @@ def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
     return Reproduced(writer.written(), writer.error())
 
 
-def _check_all(wanted: Request, out: Path) -> None:
+def _check_all(wanted: ReproduceRequest, out: Path) -> None:
     """All cells at all seeds that the folder knows: those of earlier commands are part of the tables, so they must fit too."""
     for experiment in wanted.experiments:
         for cell in wanted.plan.cells(experiment, sorted({*wanted.seeds, *seeds_in(out)})):
@@ -168,7 +168,7 @@ def _check_all(wanted: Request, out: Path) -> None:
 class _Writer:
     """Knows which cells every experiment waits for, and writes it when the last one ends."""
 
-    def __init__(self, wanted: Request, out: Path, progress: Progress) -> None:
+    def __init__(self, wanted: ReproduceRequest, out: Path, progress: Progress) -> None:
         self.wanted, self.out, self.progress = wanted, out, progress
         self.waiting = {e.name: set(wanted.cells(e)) for e in wanted.experiments}
         self.grids: dict[str, Grid] = {}
