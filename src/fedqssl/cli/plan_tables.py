@@ -1,4 +1,4 @@
-"""``fedqssl plan``: the ledger as rich tables and lines of text; nothing is printed here."""
+"""``fedqssl plan``: the ledger as rich tables and text; nothing is printed here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedqssl.cost.trace import FLOAT
 from fedqssl.units import bytes_text, operations_text, ratio_text, seconds_text
 
 MANY = 24
-"""Clients up to which the plan lists every one by itself."""
+"""The plan lists clients one by one up to this number."""
 
 
 def open_table(title: str, *columns: str, caption: str | None = None) -> Table:
@@ -70,7 +70,7 @@ def bitwidth_table(ledger: Ledger, times: CostEstimate | None) -> Table:
 
 
 def client_table(ledger: Ledger, times: CostEstimate | None) -> Table:
-    """One row per client: bits, images, and a round's steps, bytes and time."""
+    """One row per client: bits, images, and steps, bytes and time of a round."""
     columns = ["client", "bits", "images", "steps a round", "bytes down + up"]
     table = open_table("Clients", *columns, *(() if times is None else ("time a round",)))
     for c in ledger.clients.values():
@@ -112,7 +112,7 @@ def notes(ledger: Ledger, times: CostEstimate | None) -> list[str]:
     if times.scaled:
         images = _span(w.measured.images for w in ledger.bitwidths.values() if w.measured is not None)
         lines.append(
-            f"a full batch would take too long to measure: {images} images were timed and scaled to {ledger.config.batch_size}"
+            f"a full batch takes too long to measure: {images} images were timed and scaled to {ledger.config.batch_size}"
         )
     return lines
 

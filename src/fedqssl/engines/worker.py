@@ -1,7 +1,7 @@
-"""A worker process of :mod:`fedqssl.engines.pool`: opens what is shared, then runs one job after the other.
+"""A worker process of :mod:`fedqssl.engines.pool`: opens the shared object, then runs one job after another.
 
-It ends with its parent, however that ends: standard input is a pipe that closes then. Nothing heavy is imported before that is
-watched.
+It ends with its parent, however that ends: standard input is a pipe that then closes. Nothing heavy is imported before the pipe
+is watched.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _prepare(threads: int, shared: Any) -> Any:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error with its traceback as a text, fit to be sent; one that cannot be sent is described."""
+    """The error with its traceback as text, ready to be sent; an error that cannot be pickled is described."""
     text = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))

@@ -1,4 +1,4 @@
-"""Which runs may be compared: a digest of everything that affects accuracy, the algorithm's revision included."""
+"""Which runs may be compared: a digest of everything that affects accuracy, including the algorithm's revision."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ALWAYS_COUNTED = frozenset(
         *("lowbit.scale", "lowbit.rounding", "lowbit.activation_clip", "fedprox.mu", "evaluation.probe_images"),
     )
 )
-"""The settings of the first digests. Never add to it: a newer setting counts only where it is not at its default, so that
-digests of runs from before it stay as they are, and unfinished ones can be resumed."""
+"""The settings of the first digests. Never add to it: a newer setting counts only if it is not at its default, so that digests
+of older runs do not change, and unfinished ones can be resumed."""
 
 
 def protocol(config: RunConfig) -> str:

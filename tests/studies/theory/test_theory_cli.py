@@ -60,9 +60,9 @@ def test_bad_input_is_one_clear_line(
 def test_representability_needs_a_run(tmp_path: Path) -> None:
     for words in (["representability"], ["lemma1", str(tmp_path)]):
         refused = RUN.invoke(app, ["theory", *words, "--out", str(tmp_path / "out")])
-        assert isinstance(refused.exception, ValueError) and "representability needs a run's folder" in str(
-            refused.exception
-        )
+        assert isinstance(
+            refused.exception, ValueError
+        ) and "only representability takes a run's folder, and it needs one" in str(refused.exception)
     empty = RUN.invoke(app, ["theory", "representability", str(tmp_path / "no"), "--out", str(tmp_path / "out")])
     assert isinstance(empty.exception, ValueError) and "is not a run" in str(empty.exception)
 
