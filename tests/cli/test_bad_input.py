@@ -230,7 +230,7 @@ def test_resuming_from_a_tampered_checkpoint(capsys, stopped, name):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("partition.json", "cannot be resumed"), ("config.toml", "config.toml"), ("result.json", "make it anew")],
+    [("partition.json", "cannot be resumed"), ("config.toml", "config.toml"), ("result.json", "create it again")],
 )
 def test_resuming_a_run_with_a_broken_file(capsys, stopped, name, says):
     Path("out", name).write_text("{broken")

@@ -101,7 +101,7 @@ def test_quantities(key, value, number):
         ("[default]\nbits = 4", "unknown key 'bits'"),
         ("[defaults]\nmemory = 1", "unknown table 'defaults'; did you mean 'default'"),
         ("[default]\nmemory = -1", "memory must be positive"),
-        ("[default]\nuplink = 0", "leave it out if it is not known"),
+        ("[default]\nuplink = 0", "leave it out if it is unknown"),
         ("[default]\nuplink = inf", "must be positive"),
         ("[default]\nuplink = true", 'uplink takes "5 Mbit/s"'),
         ('[default]\nuplink = "5 MiB"', 'uplink takes "5 Mbit/s"'),

@@ -255,7 +255,7 @@ def test_a_file_that_the_system_refuses_to_write(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
-        with pytest.raises(RunError, match=r"round 2 cannot be saved.*File too large.*make room"):
+        with pytest.raises(RunError, match=r"round 2 cannot be saved.*File too large.*free some space"):
             folder.save(checkpoint(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -18,14 +18,14 @@ HEIGHT = 230.0
 LEVELS = 8
 """Shades of a heat map."""
 MANY_CELLS = 3000
-"""Above this a heat map tells its numbers by row, not by cell."""
+"""Above this number of cells a heat map shows its numbers by row, not by cell."""
 MANY_ROWS = 40
-"""Above this rows have no names beside them."""
+"""Above this number rows have no names beside them."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line: its name, points (x, y), mark, and whether it stands out; ``tip`` is told when it is pointed at."""
+    """A line: its name, points (x, y), mark, and whether it stands out; ``tip`` is shown on hover."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -40,7 +40,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line with words at it, or above the plot if there is a thicket of lines."""
+    """A horizontal line with a label, which is placed above the plot if there are many lines."""
 
     value: float
     words: str
@@ -143,7 +143,7 @@ def rows_chart(
     bounds: tuple[float, float] | None = None,
     tall: float = 420,
 ) -> Drawing:
-    """Rows of points; long names stand above their row, and very many rows lose them (they are told when pointed at)."""
+    """Rows of points; long names are placed above their row; if there are very many rows, names are shown only on hover."""
     named, longest = len(rows) <= MANY_ROWS, max((len(r.name) for r in rows), default=0)
     above = named and longest > 22
     left = 14 + 6.0 * longest if named and not above else 14.0
@@ -171,7 +171,7 @@ def rows_chart(
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar from zero, with its name and more words above it."""
+    """A bar from zero, with its name and further text above it."""
 
     name: str
     value: float
@@ -186,7 +186,7 @@ def _box(x: float, y: float, width: float, height: float, kind: str, tip: str | 
 
 
 def bar_chart(bars: Sequence[Bar], *, top: float | None = None) -> Drawing:
-    """Horizontal bars; the words stand above each bar, so that none is too long."""
+    """Horizontal bars; the text is above each bar, so that it may be long."""
     step, left = 38.0, 14.0
     x = AxisScale(0.0, top or max((b.value for b in bars), default=1.0) or 1.0, left, END)
     parts = []
@@ -202,14 +202,14 @@ def bar_chart(bars: Sequence[Bar], *, top: float | None = None) -> Drawing:
 
 
 def _shade(value: float, top: float) -> int:
-    """1..LEVELS for what is there, by its square root, so that small counts are seen."""
+    """1..LEVELS for positive counts, by square root, so that small counts are visible."""
     return max(1, min(LEVELS, math.ceil(LEVELS * math.sqrt(value / top)))) if value > 0 else 0
 
 
 def heat_map(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], tips: Sequence[str], unit: str
 ) -> Drawing:
-    """Cells of ``LEVELS`` shades; row ``i`` tells ``tips[i]`` when pointed at, a cell its number if there are not too many."""
+    """Cells of ``LEVELS`` shades; row ``i`` shows ``tips[i]`` on hover, a cell its number if there are not too many."""
     named = len(rows) <= MANY_ROWS
     left = 10 + 6.0 * min(18, max((len(r) for r in rows), default=0)) if named else 8.0
     step = (18.0 if len(rows) <= 24 else 13.0) if named else max(4.0, 480 / len(rows))

@@ -1,4 +1,4 @@
-"""From values to places on a drawing: ranges, linear and logarithmic scales, round ticks."""
+"""From values to positions in a drawing: ranges, linear and logarithmic scales, round ticks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AxisScale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Round values to write at the axis."""
+        """Round values for the axis labels."""
         return log_ticks(self.low, self.high) if self.log else nice_ticks(self.low, self.high, count)
 
 

@@ -53,7 +53,7 @@ def y_axis(scale: AxisScale, left: float, right: float, form: Format) -> list[Ma
 
 
 def _apart(places: Sequence[tuple[float, str]]) -> bool:
-    """Whether no two labels side by side touch."""
+    """Whether no two neighbouring labels touch."""
     return all(b - a > 3.3 * (len(v) + len(w)) + 5 for (a, v), (b, w) in itertools.pairwise(places))
 
 
@@ -85,7 +85,7 @@ class Drawing:
 
 
 class Mark(NamedTuple):
-    """How a thing is marked: its shape, which says what its colour says to those who do not see the colour, and CSS classes."""
+    """How something is marked: its shape, which repeats the information of its colour, and CSS classes."""
 
     shape: str
     kind: str
@@ -95,7 +95,7 @@ SHAPES = ("circle", "square", "triangle", "diamond", "down", "cross")
 
 
 def dot(x: float, y: float, mark: Mark, tip: str | None = None, size: float = 4.5) -> Markup:
-    """A mark at a place; ``tip`` is told when it is pointed at."""
+    """A mark at a place; ``tip`` is shown on hover."""
     title = el("title", tip) if tip else None
     r, w, h = size, f"{size * 1.2:.1f}", f"{size * 1.3:.1f}"
     paths = {

@@ -15,7 +15,7 @@ from fedqssl.ssl.simsiam import SimSiamHeads, simsiam_loss
 
 @dataclass(frozen=True)
 class Objective:
-    """What is trained without labels.
+    """A self-supervised objective.
 
     Args:
         name: its name in configurations.
@@ -39,10 +39,8 @@ def _simsiam(outputs: Tensor, temperature: float) -> Tensor:
 OBJECTIVES: dict[str, Objective] = {
     entry.name: entry
     for entry in (
-        Objective("simclr", "InfoNCE over the batch's other images (the paper's)", projector, nt_xent),
-        Objective(
-            "simsiam", "prediction of the other view, no negatives; ignores ssl.temperature", SimSiamHeads, _simsiam
-        ),
+        Objective("simclr", "InfoNCE against the other images of the batch (used in the paper)", projector, nt_xent),
+        Objective("simsiam", "predicts the other view, no negatives; ignores ssl.temperature", SimSiamHeads, _simsiam),
     )
 }
 

@@ -42,7 +42,7 @@ def test_one_check_from_the_command_line_and_no_silent_overwriting(tmp_path: Pat
         (["--bits", "8..4"], "empty range"),
         (["--rank", "33"], "rank m must lie in 1..32"),
         (["--rank", "0"], "rank m must lie in 1..32"),
-        (["--seeds", "1"], "seeds must be at least 2"),
+        (["--seeds", "1"], "at least 2 seeds are needed"),
         (["--rounds", "1"], "rounds must be at least 10"),
         (["--clients", "1"], "at least 2 clients"),
     ],

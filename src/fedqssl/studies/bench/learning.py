@@ -1,7 +1,7 @@
 """Does low-bit training learn? SimCLR on real images at several bitwidths, paired by seed with plain fp32.
 
 Every cell (bits, seed) starts from the same float weights, sees the same images in the same order through the same views, and
-ends in one JSON file; cells that are there are skipped, so an interrupted run resumes where it stopped.
+ends in one JSON file; existing cells are skipped, so an interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a cell trains: the same for all bitwidths."""
+    """How a cell trains: the same for all bitwidths."""
 
     width: int
     epochs: int = 15
@@ -128,7 +128,7 @@ def run_cells(
     progress: Say,
     threads: int = 1,
 ) -> list[LearningCell]:
-    """Train every (bits, seed) that has no file in ``out`` yet; return all."""
+    """Train every (bits, seed) without a file in ``out``; returns all cells."""
     if train.labels is None or test.labels is None:
         raise ValueError("a linear probe needs labels in both the training and the test set")
     out.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def run_cells(
             write_atomically(path, (json.dumps(asdict(cell), indent=1) + "\n").encode())
         cell = LearningCell(**json.loads(path.read_text()))
         if cell.recipe != asdict(recipe):
-            raise ValueError(f"{path} was made with another recipe ({cell.recipe}); choose another --out")
+            raise ValueError(f"{path} was created with another recipe ({cell.recipe}); choose another --out")
         results.append(cell)
     return results
 

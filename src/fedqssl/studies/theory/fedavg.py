@@ -66,7 +66,7 @@ class TheoryPrecision:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """What a run leaves behind.
+    """The course of a run.
 
     ``iterates`` (T + 1, m, d) holds ``w^(Q)_{tE,G} = sum_k p_k w^(Q)_{k,tE}`` for t = 0..T, ``alphas`` (T,) the steps.
     ``G`` is the largest norm of any (quantized) local gradient; ``Gq2`` the largest ``E_t||eps||^2 / alpha_t`` of eps_w and
@@ -167,7 +167,7 @@ def run_fedavg(
         meter.norm2 = max(meter.norm2, float(torch.linalg.matrix_norm(iterates[-1], 2)) ** 2)
         if not meter.norm2 < DIVERGED:
             raise ValueError(
-                f"the run diverged in round {t + 1} (||w||^2 > {DIVERGED:g}); take a smaller step or more bits"
+                f"the run diverged in round {t + 1} (||w||^2 > {DIVERGED:g}); use a smaller step or more bits"
             )
     largest = meter.G, max(meter.weights, meter.server), meter.weights, meter.server, meter.norm2
     return Trajectory(torch.stack(iterates), torch.tensor(alphas, dtype=torch.float64), *largest)

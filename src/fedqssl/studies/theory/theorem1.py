@@ -8,7 +8,7 @@ Legend: phi Moreau envelope with lambda = 1/rho-bar, A_T = sum_{t<T} alpha_t, B_
 * floor of the proof's form as T grows, A_T -> infinity, B_T/A_T -> 0: ``E rho-bar/(rho-bar - rho) rho-bar 3 G_q^2``
 
 The expectation is a mean over seeds; ``holds`` asks the upper end of its 95% interval to stay below the bound after every round.
-G and G_q^2 are the largest values met in the runs (see :class:`fedqssl.studies.theory.fedavg.Trajectory`), never fitted.
+G and G_q^2 are the largest values observed in the runs (see :class:`fedqssl.studies.theory.fedavg.Trajectory`), never fitted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GAMMA_RATIO = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Clients' covariances with what the bound needs of them."""
+    """The clients' covariances and the constants that the bound needs."""
 
     X: list[Tensor]
     X_bar: Tensor
