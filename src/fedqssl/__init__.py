@@ -26,9 +26,14 @@ def run(
     say: Callable[[str], None] = print,
     **settings: Any,
 ) -> RunResult:
-    """Run a preset or a TOML file, with settings changed by keyword: ``fedqssl.run("quickstart", bits=[4, 8], out="runs/a")``.
+    """Run a preset or a TOML file: ``fedqssl.run("quickstart", bits=[4, 8], out="runs/a")``.
 
-    Dotted keys go in a dictionary: ``run("smoke", out=..., **{"ssl.temperature": 0.2})``.
+    Args:
+        source: name of a preset (``fedqssl list presets``), or the path of a TOML file.
+        out: the run's folder; a new one, unless ``overwrite`` is set.
+        overwrite: replace the run in ``out``, if there is one.
+        say: receives the lines of progress.
+        settings: change settings by keyword; dotted keys go in a dictionary, as in ``**{"ssl.temperature": 0.2}``.
     """
     from pathlib import Path
 
@@ -39,18 +44,25 @@ def run(
 
 
 def resume(folder: str | Path, *, say: Callable[[str], None] = print) -> RunResult:
-    """Go on with a run that was interrupted, to the bytes that it would have had; a finished one is only read."""
+    """Resume an interrupted run, bit for bit; the result of a finished run is only read.
+
+    Args:
+        folder: the run's folder, as given to ``out``.
+        say: receives the lines of progress.
+    """
     from pathlib import Path
 
-    from fedqssl.runs import resume as go_on
+    from fedqssl.runs import resume as resume_run
 
-    return go_on(Path(folder), say=say)
+    return resume_run(Path(folder), say=say)
 
 
 def load(path: str | Path, *, trust: bool = False) -> DeviceModel:
-    """Load a device file that ``fedqssl export`` wrote: ``fedqssl.load("phone.fqssl").predict("photos/", top=3)``.
+    """Load a device file written by ``fedqssl export``: ``fedqssl.load("phone.fqssl").predict("photos/", top=3)``.
 
-    A backbone of your own (``package.module:Class``) is imported only with ``trust=True``.
+    Args:
+        path: the ``.fqssl`` file.
+        trust: allow importing the backbone that the file names as ``package.module:Class``, which runs its code.
     """
     from fedqssl.device import load as load_device
 

@@ -1,4 +1,4 @@
-"""Files: written in full or not at all, locked, and JSON with clear errors. Imports nothing heavy."""
+"""Files: written completely or not at all, locked, and JSON with clear errors. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is there in full or not at all."""
+    """Write a file completely or not at all."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
@@ -27,13 +27,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def absolute(spec: str) -> str:
-    """``folder:photos`` with the whole path, for a process that may start elsewhere; names of data sets stay as they are."""
+    """``folder:photos`` with an absolute path, for a process started in another folder; names of data sets are unchanged."""
     name, colon, path = spec.partition(":")
     return f"{name}:{os.path.abspath(os.path.expanduser(path))}" if colon and path else spec
 
 
 def finite(value: Any) -> Any:
-    """The same with None for numbers that JSON does not have (a loss of a round whose steps were all skipped)."""
+    """The same values, with None for NaN and infinity, which JSON lacks (the loss of a round whose steps were all skipped)."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -64,7 +64,7 @@ def read_json_or_none(path: Path) -> Any:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write a JSON file atomically; numbers that JSON does not have become null."""
+    """Write a JSON file atomically; NaN and infinity become null."""
     write_atomically(path, (json.dumps(finite(values), indent=1, allow_nan=False) + "\n").encode())
 
 
@@ -73,7 +73,7 @@ def locked(path: Path, busy: Exception) -> Iterator[None]:
     """Hold a lock file; a process that is killed releases it.
 
     Args:
-        path: the lock file, which is created if need be.
+        path: the lock file, created if necessary.
         busy: what to raise if another process holds it.
     """
     import fcntl  # not on Windows, where a device can still predict
@@ -87,7 +87,7 @@ def locked(path: Path, busy: Exception) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds this lock file now."""
+    """Whether a process currently holds this lock file."""
     import fcntl
 
     with contextlib.suppress(FileNotFoundError), path.open() as file:

@@ -1,4 +1,4 @@
-"""The header of our own binary files: mark, version, length and checksum of what follows, so that damage is noticed."""
+"""The header of our own binary files: mark, version, length and checksum of what follows, so that damage is detected."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SIZE = _HEAD.size
 
 @dataclass(frozen=True)
 class Header:
-    """Of one kind of file: mark (6 bytes), version (uint16), length of the body (uint64), its SHA-256; little-endian.
+    """The header of one kind of file: mark (6 bytes), version (uint16), length of the body (uint64), its SHA-256; little-endian.
 
     Args:
         mark: the file's first six bytes.
-        version: the only one that is read.
-        error: raised for all other bytes.
+        version: the only version that is read.
+        error: raised for any other bytes.
         unmarked: the message if the mark is missing.
         older: appended to the message about an older version: what to do.
         damaged: appended to the message about truncated or changed bytes: what to do.
@@ -35,7 +35,7 @@ class Header:
         return _HEAD.pack(self.mark, self.version, len(body), hashlib.sha256(body).digest()) + body
 
     def unwrap(self, data: bytes, max_bytes: int, checked: bool = False) -> bytes:
-        """The body, if mark, version, length and checksum are right; ``checked``: the checksum was looked at before."""
+        """The body, if mark, version, length and checksum are right; ``checked``: the checksum has been verified before."""
         if len(data) > max_bytes:
             raise self.error(f"{len(data):,} bytes are more than the {max_bytes:,} allowed")
         if len(data) < SIZE or data[:6] != self.mark:
@@ -45,7 +45,7 @@ class Header:
             newest = f"{self.version}, the newest known here"
             raise self.error(f"format version {version} is newer than {newest}; update fedqssl")
         if version != self.version:
-            raise self.error(f"format version {version}, but this is version {self.version}{self.older}")
+            raise self.error(f"format version {version}, but this fedqssl reads version {self.version}{self.older}")
         body = data[SIZE:]
         if length != len(body):
             raise self.error(f"truncated or padded: {len(body)} bytes follow the header, not {length}{self.damaged}")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that is most like this one, if any is."""
+    """The known name closest to this one, if any is close."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
@@ -22,13 +22,13 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """The error in one line, with its kind."""
+    """The error's type and message on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:limit]
 
 
 @contextmanager
 def _working_folder_importable() -> Iterator[None]:
-    """The ``fedqssl`` command does not look for modules in the working folder by itself; it comes last, to shadow nothing."""
+    """The ``fedqssl`` command does not search the working folder for modules; it is added last, so that it shadows nothing."""
     folder = os.getcwd()
     sys.path.append(folder)
     try:
@@ -38,7 +38,7 @@ def _working_folder_importable() -> Iterator[None]:
 
 
 def imported(spec: str, kind: str, error_class: type[Exception]) -> object:
-    """The object behind ``package.module:NAME``; ``kind`` ("model", "algorithm") begins the message of every error.
+    """The object behind ``package.module:NAME``; every error message begins with ``kind`` ("model", "algorithm").
 
     Raises:
         error_class: the module cannot be imported or has no such name; one line that says what to do.

@@ -1,4 +1,4 @@
-"""What both of our HTTP servers need: an address to listen on, and whole answers. Imports nothing heavy."""
+"""Shared by our two HTTP servers: a listening socket and complete responses. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A listening socket.
 
     Raises:
-        OSError: the address is taken or not this machine's; says what to do.
+        OSError: the address is in use or not on this machine; the message says what to do.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -40,7 +40,7 @@ def bind(host: str, port: int) -> socket.socket:
 async def answer(
     send: Send, status: int, values: Mapping[str, str], headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
-    """Send a whole JSON response."""
+    """Send a complete JSON response."""
     body = json.dumps(values).encode()
     kind = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*kind, *headers]})

@@ -1,7 +1,7 @@
-"""The one place that sets matplotlib up (the ``plots`` extra); whoever draws does without it if it is not installed.
+"""The one place that sets up matplotlib (the ``plots`` extra); if it is not installed, callers skip their figures.
 
-Figures are made without pyplot, so the backend and the settings of a notebook that calls us stay as they are, nothing has to
-be closed, and threads may draw at the same time.
+Figures are made without pyplot, so a notebook that calls us keeps its backend and settings, no figure has to be
+closed, and threads may draw at the same time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def installed() -> bool:
 
 
 def new_figure(figsize: tuple[float, float]) -> Any:
-    """An empty figure that lays its axes out by itself."""
+    """An empty figure with automatic layout."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=figsize, layout="constrained")
 
 
 def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-    """A figure and its axes, like ``pyplot.subplots``; ``options`` are those of ``Figure.subplots``."""
+    """A figure and its axes, like ``pyplot.subplots``; ``options`` are passed to ``Figure.subplots``."""
     figure = new_figure(figsize)
     return figure, figure.subplots(rows, columns, **options)
 

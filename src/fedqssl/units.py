@@ -1,4 +1,4 @@
-"""Amounts as people read them."""
+"""Human-readable amounts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def joules_text(joules: float) -> str:
 
 
 def ratio_text(full: float, ours: float) -> str:
-    """How many times smaller than full precision: ``7.9x``; empty if nothing is left to compare."""
+    """How many times smaller than full precision: ``7.9x``; empty if there is nothing to compare."""
     return f"{full / ours:.1f}x" if ours else ""
 
 

@@ -1,4 +1,4 @@
-"""A child process that ends when its parent ends, for whatever reason the parent does."""
+"""A child process that ends when its parent ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Lifeline(Protocol):
 
 
 def end_with_parent(lifeline: Lifeline) -> None:
-    """Start a thread that ends this process at once, even in the middle of a job, when nobody holds the pipe's other end.
+    """Start a thread that ends this process at once, even in the middle of a job, when the other end of the pipe is closed.
 
     Args:
         lifeline: a pipe whose writing end only the parent holds and on which nothing more is sent.

@@ -230,7 +230,7 @@ def test_resuming_from_a_tampered_checkpoint(capsys, stopped, name):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("partition.json", "cannot be resumed"), ("config.toml", "config.toml"), ("result.json", "make it anew")],
+    [("partition.json", "cannot be resumed"), ("config.toml", "config.toml"), ("result.json", "create it again")],
 )
 def test_resuming_a_run_with_a_broken_file(capsys, stopped, name, says):
     Path("out", name).write_text("{broken")
@@ -246,7 +246,7 @@ def test_no_labels_and_plain_lines(capsys):
     summary = Path("out/summary.md").read_text()
     assert "global accuracy no labels" in summary and summary.count("| no labels |") == 2
     said = capsys.readouterr().out
-    assert "these data have no labels, so there is no accuracy to measure" in said
+    assert "the data have no labels, so accuracy cannot be measured" in said
     assert "\x1b" not in said and "\r" not in said
     losses = json.loads(Path("out/metrics.jsonl").read_text())["client_loss"]
     assert all(np.isfinite(v).all() and len(v) == 1 for v in losses.values())

@@ -87,7 +87,7 @@ def test_resume(runs, tmp_path):
 
 @pytest.mark.parametrize("extra", [["smoke"], ["rounds=3"], ["--out", "x"], ["--overwrite"]])
 def test_resume_changes_nothing(runs, capsys, extra):
-    assert "--resume goes on" in fails(capsys, "run", "--resume", "old", *extra)
+    assert "--resume uses the run's own configuration" in fails(capsys, "run", "--resume", "old", *extra)
     assert runs.calls == []
 
 
@@ -114,7 +114,7 @@ def test_ctrl_c_before_anything_was_written(runs, monkeypatch):
         (["smoke", "rond=3"], "did you mean 'rounds'"),
         (["smoke", "bits=four"], "1 to 16, or 32"),
         (["smok"], "did you mean 'smoke'"),
-        (["smoke", "quickstart"], "one preset or TOML file at a time"),
+        (["smoke", "quickstart"], "give one preset or TOML file"),
         (["smoke", "beta=-1"], "beta should be greater than 0"),
     ],
 )

@@ -73,7 +73,7 @@ def test_errors_name_the_file(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"a\.toml is not a TOML file"):
         load_config(path)
-    with pytest.raises(ConfigError, match="is a folder; to go on"):
+    with pytest.raises(ConfigError, match="is a folder; to resume"):
         load_config(tmp_path)
 
 

@@ -69,7 +69,7 @@ def test_nobody_waits_for_clients_that_do_nothing(costs, write):
     table = read_devices(write(TABLE))
     rounds = {"client-00": device_round(nothing, table.of("client-00", 4))}
     assert rounds["client-00"].known and straggler(rounds) is None
-    assert "gives a rate for takes time" in device_lines(rounds)[0]
+    assert "no time on anything that the device table has a rate for" in device_lines(rounds)[0]
 
 
 def test_a_class_that_names_a_client_goes_before_its_bits(costs, write):
@@ -101,7 +101,7 @@ def test_quantities(key, value, number):
         ("[default]\nbits = 4", "unknown key 'bits'"),
         ("[defaults]\nmemory = 1", "unknown table 'defaults'; did you mean 'default'"),
         ("[default]\nmemory = -1", "memory must be positive"),
-        ("[default]\nuplink = 0", "leave it out if it is not known"),
+        ("[default]\nuplink = 0", "leave it out if it is unknown"),
         ("[default]\nuplink = inf", "must be positive"),
         ("[default]\nuplink = true", 'uplink takes "5 Mbit/s"'),
         ('[default]\nuplink = "5 MiB"', 'uplink takes "5 Mbit/s"'),

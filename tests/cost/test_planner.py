@@ -113,7 +113,7 @@ def test_command(tmp_path):
     assert found.exit_code == 0, found.output
     for words in (
         "Bits that the devices can afford",
-        "straggler in these bits",
+        "straggler at these bits",
         "impossible: client-01",
         "no bits= line",
     ):

@@ -146,7 +146,7 @@ def test_small_groups_are_named():
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "..\\x", "a\nb", " x", "nul\0"])
 def test_groups_that_cannot_be_folders(name):
-    with pytest.raises(PartitionError, match="cannot name a client"):
+    with pytest.raises(PartitionError, match="cannot be used as a folder name"):
         natural(["fine", name])
 
 

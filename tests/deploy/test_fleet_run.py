@@ -206,7 +206,7 @@ def test_supervised_algorithms_need_numbered_classes(fleet, pictures, tmp_path):
     wanted(fleet, algorithm="fed_avg", rounds=1, min_clients=2)
     grid = FleetGrid(fleet, roles(pictures, tmp_path))
     grid.online = {"car-1", "car-2"}
-    with pytest.raises(FleetError, match="give the server --eval"):
+    with pytest.raises(FleetError, match="start the server with --eval"):
         run_of(fleet, grid, pictures).play(Lines())
     result = run_of(fleet, grid, pictures, f"folder:{pictures}/eval").play(Lines())
     assert 0 <= result.global_accuracy <= 1 and result.clients["car-1"].local_accuracy is not None

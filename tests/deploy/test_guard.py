@@ -281,7 +281,7 @@ def test_a_client_replies_and_in_its_own_name(guard):
     """Flower would hand on what a client sends as the server's order to another."""
     assert announce(guard, source=1, reply_to="") == 403
     assert announce(guard, source=8) == 403
-    assert guard.app.bodies == [] and "not a reply in its own name" in guard.events.path.read_text()
+    assert guard.app.bodies == [] and "not a reply under its own name" in guard.events.path.read_text()
     assert announce(guard) == 200
 
 

@@ -99,7 +99,7 @@ def test_a_connection_that_breaks_is_said_noted_and_made_again(fleet, monkeypatc
 
 def test_a_key_that_is_removed_ends_the_client_with_an_error(fleet, monkeypatch, restored):
     server = Server(PullMessages=[NOTHING, status(401)], ActivateNode=[ActivateNodeResponse(node_id=7), status(412)])
-    with pytest.raises(FleetError, match=r"refuses car-1 .* its key is not known there") as error:
+    with pytest.raises(FleetError, match=r"refuses car-1 .* its key is unknown there") as error:
         served(fleet, monkeypatch, server)
     assert "\n" not in str(error.value) and server.count("ActivateNode") == 1 + node.REFUSALS
     assert "401" in server.log["disconnected"]["what"] and server.log["refused"]["status"] == 412
@@ -149,7 +149,7 @@ def test_a_reply_that_cannot_be_sent_is_replaced_by_an_error(linked):
     sent, log = linked(PushMessages=[status(500), PushMessagesResponse()])
     assert sent[1] == "no way to get or send the model (HTTPStatusError), see the client's log"
     sent, log = linked(PushMessages=[status(500)])
-    assert len(sent) == 2 and "not told" in log
+    assert len(sent) == 2 and "failure not reported" in log
     assert "run over" in linked(PushMessages=[status(403)])[1]
 
 
@@ -210,7 +210,7 @@ def test_an_order_given_while_the_server_starts_is_taken_and_an_old_one_is_not(f
 def test_an_order_that_nobody_waits_for_is_withdrawn(fleet, monkeypatch):
     monkeypatch.setattr(control, "TAKEN", 0.0)
     monkeypatch.setattr(Fleet, "serving", lambda self: True)
-    with pytest.raises(FleetError, match="does not take the order"):
+    with pytest.raises(FleetError, match="did not accept the command"):
         control.start(fleet, "smoke", [])
     assert not (fleet.server / "wanted.json").exists()
 

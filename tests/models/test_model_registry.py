@@ -119,8 +119,8 @@ def test_arguments_are_passed_if_they_are_taken(user):
         ("user_models_for_test:Unpooled", r"must return features \(N, d\).*\(1, 5, 30, 30\)"),
         ("user_models_for_test:needs", "needs depth"),
         ("user_models_for_test:wrong", "made a int"),
-        ("user_models_for_test:made", "not a made object"),
-        ("user_models_for_test:number", "not a made object"),
+        ("user_models_for_test:made", "not an instance"),
+        ("user_models_for_test:number", "not an instance"),
     ],
 )
 def test_what_is_wrong_with_a_user_s_model_is_said(user, name, says):

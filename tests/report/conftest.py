@@ -13,7 +13,7 @@ from fedqssl.federated.protocol import protocol
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import LowBitOptions, to_bytes
 from fedqssl.runs import ClientResult, RunFolder, RunResult, start
-from fedqssl.runs.folder import Checkpoint, Totals, write_atomically
+from fedqssl.runs.folder import Checkpoint, RunTotals, write_atomically
 
 WIDTHS = (4, 6, 8, 12)
 
@@ -75,7 +75,7 @@ def fabricate(path: Path, *, clients=10, rounds=10, classes=10, done=None, rank=
 def _save(folder, config, of, done):
     task = Task(config.model, config.width, 3, "simclr", 0.5, 32, 0, LowBitOptions(), 10)
     made = {b: to_bytes(task.converted(b)) for b in {*of.values(), 32}}
-    folder.save(Checkpoint(done, {n: made[b] for n, b in of.items()}, made[32], Totals()))
+    folder.save(Checkpoint(done, {n: made[b] for n, b in of.items()}, made[32], RunTotals()))
 
 
 def _finish(folder, config, of, labels, draw):

@@ -138,7 +138,7 @@ def test_data_without_labels(made):
         client["local_accuracy"] = None
     (run / "result.json").write_text(json.dumps({**result, "global_accuracy": None, "local_accuracy": None}))
     text = report(run)
-    assert "have no labels" in text and "The labels are not known" in text and "gain" not in Page(text).figures
+    assert "have no labels" in text and "The labels are unknown" in text and "gain" not in Page(text).figures
 
 
 def test_labels_of_an_older_run_are_read_from_its_images(real, tmp_path):
@@ -228,7 +228,7 @@ def test_an_own_algorithm_brings_its_title_and_a_lost_one_is_still_reported(made
     )
     lost = report(run)
     assert f"<h1>{spec} on scenes</h1>" in lost and "There is no ledger for this run" in lost
-    assert "cannot be imported any more" in lost and Page(lost).open == []
+    assert "can no longer be imported" in lost and Page(lost).open == []
     (run / "result.json").unlink()
     assert "unknown (runs with the same digits" in report(run)
     (tmp_path / "report_own_algorithm.py").write_text(OWN)

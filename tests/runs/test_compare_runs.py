@@ -83,14 +83,14 @@ def test_equal_seeds_count_once_or_are_refused(runs, capsys):
     fake_run(runs / "copy", smoke(seed=0), 0.50)
     assert {row["seeds"] for row in table(runs)} == {"3", "1"}
     fake_run(runs / "new", smoke(seed=0), 0.51)
-    assert "same settings and seed but other results" in fails(capsys, runs)
+    assert "same settings and seed but different results" in fails(capsys, runs)
 
 
 def test_runs_that_have_not_ended(runs, capsys):
     (runs / "q1" / "result.json").unlink()
     assert "q1 has not ended" in fails(capsys, runs) and "--finished" in fails(capsys, runs / "q1")
     assert {row["seeds"] for row in table(runs, "--finished")} == {"2", "1"}
-    assert "has ended yet" in fails(capsys, runs / "q1", "--finished")
+    assert "is finished yet" in fails(capsys, runs / "q1", "--finished")
 
 
 def test_bad_input_ends_in_one_line(runs, capsys, tmp_path):

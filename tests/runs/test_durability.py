@@ -19,7 +19,7 @@ import torch
 from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.pool import Pool
 from fedqssl.runs import RunError, RunFolder, resume, start
-from fedqssl.runs.folder import Checkpoint, Totals
+from fedqssl.runs.folder import Checkpoint, RunTotals
 from fedqssl.runs.round import first_checkpoint, play_round
 from tiny_run import TINY, figures, model_bytes, silent, tiny, tiny_context
 
@@ -244,7 +244,7 @@ def test_a_new_run_on_a_full_disk_says_so_and_can_be_started_again(tmp_path, mon
 
 def checkpoint(number: int, size: int = 50_000) -> Checkpoint:
     return Checkpoint(
-        number, {"a": bytes([number]) * size, "b": b"b" * size}, b"whole", Totals({"a": 1}, {"a": 2}, 3.5)
+        number, {"a": bytes([number]) * size, "b": b"b" * size}, b"whole", RunTotals({"a": 1}, {"a": 2}, 3.5)
     )
 
 
@@ -255,7 +255,7 @@ def test_a_file_that_the_system_refuses_to_write(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
-        with pytest.raises(RunError, match=r"round 2 cannot be saved.*File too large.*make room"):
+        with pytest.raises(RunError, match=r"round 2 cannot be saved.*File too large.*free some space"):
             folder.save(checkpoint(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -270,7 +270,7 @@ def test_two_checkpoints_are_kept_and_equal_models_are_one_file(tmp_path):
     for number in (1, 2, 3):
         folder.save(checkpoint(number))
     assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["round-00002", "round-00003"]
-    same = Checkpoint(4, dict.fromkeys("abc", b"x"), None, Totals())
+    same = Checkpoint(4, dict.fromkeys("abc", b"x"), None, RunTotals())
     folder.save(same)
     assert folder.latest() == same and len(list((folder.checkpoints / "round-00004").glob("model-*"))) == 1
 

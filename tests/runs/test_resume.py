@@ -53,7 +53,7 @@ def test_a_run_goes_on_from_another_folder(phones, tmp_path, monkeypatch):
     os.chdir("/")
     result = fedqssl.resume(tmp_path / "a", say=lambda line: None)
     assert (tmp_path / "a" / "partition.png").stat().st_size > 5000  # sizes, where there are no labels
-    with pytest.raises(RunError, match="is a file; name the run's folder"):
+    with pytest.raises(RunError, match="is a file; give the run's folder"):
         resume(tmp_path / "a" / "config.toml")
     assert result.global_accuracy is None and result.local_accuracy is None  # whose a picture is, is no class
     whole = start(load_config("smoke", {**TINY, **changes, "data": f"folder:{phones}/phones"}), tmp_path / "b", say=str)

@@ -105,7 +105,7 @@ def test_no_room_for_the_workers_images(finished, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedqssl.engines.shared_images.os.fdopen", on_a_full_disk)
-        with pytest.raises(RunError, match=r"No space left.*: make room there, set TMPDIR .* --resume"):
+        with pytest.raises(RunError, match=r"No space left.*: free some space there, set TMPDIR .* --resume"):
             start(tiny(workers=2), tmp_path / "full", say=silent)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before

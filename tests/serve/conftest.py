@@ -37,9 +37,9 @@ def address(model):
     """A real server on a free port."""
     import uvicorn
 
+    from fedqssl.listen import bind
     from fedqssl.serve.app import make_app
     from fedqssl.serve.limits import LOOPBACK, Limits
-    from fedqssl.serve.running import bind
 
     sock = bind("127.0.0.1", 0)
     app = make_app(model, Limits(rate=1000, burst=1000), LOOPBACK)

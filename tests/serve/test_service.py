@@ -12,9 +12,9 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from fedqssl.cli.main import main
+from fedqssl.listen import bind, is_loopback
 from fedqssl.serve.app import make_app
 from fedqssl.serve.limits import LOOPBACK, Bucket, Limits
-from fedqssl.serve.running import bind, is_loopback
 from uploads import png
 
 

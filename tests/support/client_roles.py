@@ -1,7 +1,7 @@
 """The clients of a fleet, each with its own images and folder, without processes."""
 
 from fedqssl.data.registry import load_dataset
-from fedqssl.deploy.client_role import LocalRole
+from fedqssl.deploy.client_role import FleetClient
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.store import Store
 from flower_pictures import CLIENTS
@@ -11,5 +11,5 @@ def roles(pictures, home):
     found = {}
     for name, bits in CLIENTS.items():
         train, test = (load_dataset(f"folder:{pictures}/{name}", s) for s in ("train", "test"))
-        found[name] = LocalRole(name, bits, train, test, Store(home / name), Events(home / f"{name}.jsonl"))
+        found[name] = FleetClient(name, bits, train, test, Store(home / name), Events(home / f"{name}.jsonl"))
     return found

@@ -11,14 +11,14 @@ from pathlib import Path
 from flwr.app import Message
 
 from fedqssl.deploy import client_process
-from fedqssl.deploy.client_role import LocalRole
+from fedqssl.deploy.client_role import FleetClient
 from fedqssl.deploy.fleet import Fleet
 from fedqssl.engines.flower.wire import Request, unpack
 from fedqssl.lowbit import to_bytes
 
 path, name, bits, data, how = sys.argv[1:]
 what, _, number = how.partition(":")
-honest = LocalRole.train
+honest = FleetClient.train
 
 
 def train(role, request, payload):
@@ -37,7 +37,7 @@ def train(role, request, payload):
     return changed.get(what, lambda: sent)(), metrics
 
 
-LocalRole.train = train
+FleetClient.train = train
 real, kept = client_process.client_app, []
 
 

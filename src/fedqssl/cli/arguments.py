@@ -12,7 +12,7 @@ import typer
 
 DEFAULT = "quickstart"
 INTERRUPTED = 130
-"""What a shell reports of a command that Ctrl-C ended."""
+"""The exit code of a command that Ctrl-C ended."""
 
 Words = Annotated[
     list[str] | None,
@@ -33,7 +33,7 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     sources = [word for word in words if "=" not in word or Path(word).is_file()]
     if len(sources) > 1:
         raise ValueError(
-            f"one preset or TOML file at a time, not {' and '.join(sources)}; settings are key=value words, like rounds=20"
+            f"give one preset or TOML file, not {' and '.join(sources)}; settings are written key=value, like rounds=20"
         )
     return (sources[0] if sources else DEFAULT), [word for word in words if word not in sources]
 
@@ -62,7 +62,7 @@ def parse_bit_range(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def resumable(verb: str, *words: str, **options: object) -> Iterator[None]:
-    """Let Ctrl-C end a command that keeps its finished runs, and say how to resume it with the same words and options.
+    """On Ctrl-C, print how to resume the command with the same arguments and options; finished runs are kept.
 
     Args:
         verb: of the command line.

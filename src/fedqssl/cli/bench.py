@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 def _writable(path: Path | None) -> Path | None:
-    """Fail before minutes of measuring, not after."""
+    """Fail before minutes of measuring rather than after."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            raise ValueError(f"--json takes a file, and {path} is a folder")
+            raise ValueError(f"--json needs a file, but {path} is a folder")
     return path
 
 
 app = typer.Typer(help="Measure speed and memory against fp32 and peers.", no_args_is_help=True)
 
-Bits = Annotated[str, typer.Option(help="Bitwidths of ours: a list 2,4,8 or a range 2..12.")]
+Bits = Annotated[str, typer.Option(help="Our bitwidths: a list like 2,4,8 or a range like 2..12.")]
 Images = Annotated[int, typer.Option(min=1, help="Images in the batch; each gives two views.")]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", callback=_writable, help="Also write the results to this file.")
 ]
 Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure Brevitas and torch.ao QAT too.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; medians are shown.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Number of interleaved repeats; medians are shown.")]
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads.")]
 Width = Annotated[int, typer.Option(min=1, help="Channels of ResNet-18's first stage.")]
 PlainImages = Annotated[int, typer.Option(min=1, help="Images in the batch.")]
@@ -50,37 +50,37 @@ SMALL_FLEET = ("smoke", "clients=10", "bits=4,4,6,6,6,8,8,8,12,12", "workers=2")
 
 BENCHES: dict[str, tuple[str, dict[str, tuple[Any, object]]]] = {
     "step": (
-        "CPU time of one training step / fp32's, interleaved (below 1 is faster than fp32).",
+        "CPU time of a training step divided by that of fp32, interleaved (below 1 is faster than fp32).",
         {"width": (Width, 16), "images": (Images, 256), "bits": (Bits, BITS), **REPEATED, "peers": (Peers, True)},
     ),
     "memory": (
-        "fp32's memory of one training step / ours, one process each (above 1 is smaller than fp32).",
+        "Memory of a training step of fp32 divided by ours, one process each (above 1 is smaller than fp32).",
         {"width": (Width, 16), "images": (Images, 256), "bits": (Bits, BITS), **THREADED, "peers": (Peers, True)},
     ),
     "inference": (
-        "Images per second of a forward pass against fp32, torch.ao int8 and onnxruntime, interleaved (above 1 is faster).",
+        "Images per second of a forward pass, beside fp32, torch.ao int8 and onnxruntime, interleaved (above 1 is faster).",
         {
             **{"width": (Width, 64), "images": (PlainImages, 32), "bits": (Bits, BITS), **REPEATED},
             "peers": (InferencePeers, True),
         },
     ),
     "codec": (
-        "Quantizer and packing speed as shares of memcpy's, and the fast quantizer's error.",
+        "Speed of quantizing and packing relative to memcpy, and the error of the fast quantizer.",
         {"elements": (Elements, 4_000_000), **REPEATED},
     ),
     "views": (
-        "Images per second of the two-view augmentation, against kornia.",
+        "Images per second of the two-view augmentation, compared with kornia.",
         {"images": (Images, 512), "size": (Size, 32), **REPEATED},
     ),
 }
-"""Benches that are told by options alone: what the command's help says, and its options with their defaults.
+"""Benchmarks that take only options: the command's help, and its options with their defaults.
 
 An option is an argument of the same name of the ``run`` in ``fedqssl.studies.bench.<name>``.
 """
 
 
 def _add(name: str, text: str, options: dict[str, tuple[Any, object]]) -> None:
-    """Make a command of a bench: typer reads its options from the signature that is put together here."""
+    """Make a command of a benchmark: typer reads its options from the signature that is built here."""
 
     def command(json: Path | None = None, **given: Any) -> None:
         if "bits" in given:
@@ -107,7 +107,7 @@ def engine(
     repeats: Repeats = 3,
     json: JsonFile = None,
 ) -> None:
-    """CPU time of a round outside training, evaluation and packing; and what a second worker brings."""
+    """CPU time of a round outside training, evaluation and packing; and the gain from a second worker."""
     from fedqssl.config import load_config
     from fedqssl.studies.bench import engine as bench
 
@@ -178,7 +178,7 @@ def learning(
     try:
         cells = [(int(b), int(s)) for s in seeds.split(",") for b in bits.split(",")]
     except ValueError:
-        raise ValueError("--bits and --seeds take whole numbers with commas, like 0,32,4") from None
+        raise ValueError("--bits and --seeds take whole numbers separated by commas, like 0,32,4") from None
     images, tests = read_parquet(data, "train"), read_parquet(test or data, "test")
     recipe = job.Recipe(width=width, epochs=epochs, batch_size=batch_size, lr=lr)
     results = job.run_cells(cells, images, tests, out, recipe, LowBitOptions(), typer.echo, threads)
@@ -190,7 +190,7 @@ def learning(
 
 @app.command()
 def imports(repeats: Repeats = 7, json: JsonFile = None) -> None:
-    """Seconds that importing the runtime of a device takes in a fresh process, beside torch alone."""
+    """Seconds to import the device runtime in a fresh process, and to import torch alone."""
     from fedqssl.studies.bench import imports as bench
 
     _show(bench.run(repeats), json)

@@ -26,12 +26,10 @@ Across = Annotated[
     str | None,
     typer.Option(metavar="KEY,...", help="Settings in which the runs may differ, besides algorithm, bits and seed."),
 ]
-Format = Annotated[
-    Form | None, typer.Option("--format", help="By default by the ending of --out, or for the terminal.")
-]
+Format = Annotated[Form | None, typer.Option("--format", help="By default chosen by the ending of --out, or terminal.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table to this file.")]
-FinishedOnly = Annotated[bool, typer.Option("--finished", help="Leave out runs that have not ended.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file in --out, if there is one.")]
+FinishedOnly = Annotated[bool, typer.Option("--finished", help="Leave out unfinished runs.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the --out file if it exists.")]
 
 
 def compare(
@@ -42,7 +40,7 @@ def compare(
     finished: FinishedOnly = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Compare finished runs: one row for each setting, mean and deviation over seeds.
+    """Compare finished runs: one row per configuration, mean and standard deviation over seeds.
 
     For example: fedqssl compare runs/a runs/b, or fedqssl compare runs --across beta --format latex --out table.tex
     """
@@ -68,11 +66,11 @@ def compare(
 
 
 def _check_out(out: Path, form: Form, overwrite: bool) -> None:
-    """Find out before the work, not after it."""
+    """Check before the work rather than after it."""
     if form is Form.terminal:
         raise ValueError("--format terminal prints the table; for a file use markdown, csv or latex")
     if out.is_dir():
-        raise ValueError(f"--out takes a file, and {out} is a folder")
+        raise ValueError(f"--out needs a file, but {out} is a folder")
     if not out.parent.is_dir():
         raise ValueError(f"{out} cannot be written: there is no folder {out.parent}")
     if out.exists() and not overwrite:

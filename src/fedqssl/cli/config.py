@@ -1,4 +1,4 @@
-"""``fedqssl config``: what a run would be told, as TOML."""
+"""``fedqssl config``: the settings of a run, as TOML."""
 
 from __future__ import annotations
 

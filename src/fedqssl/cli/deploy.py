@@ -1,4 +1,4 @@
-"""``fedqssl deploy``: real machines over Flower, with TLS and a key for each client."""
+"""``fedqssl deploy``: run on real machines over Flower, with TLS and a key for each client."""
 
 from __future__ import annotations
 
@@ -10,40 +10,45 @@ import typer
 from rich.console import Console
 
 app = typer.Typer(
-    help="Run on real machines: TLS, a key for each client, data that stay where they are.", no_args_is_help=True
+    help="Run on real machines: TLS, a key for each client, and data that never leave their machine.",
+    no_args_is_help=True,
 )
 
-Folder = Annotated[Path, typer.Argument(metavar="FLEET", help="Folder of the fleet.")]
+Folder = Annotated[Path, typer.Argument(metavar="FLEET", help="The fleet folder.")]
 Host = Annotated[str | None, typer.Option(help="Name or IP address at which clients reach the server.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the server; 9443 by default.")]
 Clients = Annotated[str | None, typer.Option(metavar="NAME,...", help="Clients to make keys for.")]
-Listen = Annotated[str | None, typer.Option("--host", help="Address to listen on; by default as the fleet's needs it.")]
+Listen = Annotated[
+    str | None, typer.Option("--host", help="Address to listen on; by default chosen from the fleet's address.")
+]
 Buffer = Annotated[
-    str | None, typer.Option(metavar="DATA", help="Images that the server may see: folder:PATH or a data set.")
+    str | None, typer.Option(metavar="DATA", help="The server's own images (buffer): folder:PATH or a data set.")
 ]
 EvalData = Annotated[
     str | None,
-    typer.Option("--eval", metavar="DATA", help="Labeled images for the global accuracy; without, there is none."),
+    typer.Option(
+        "--eval", metavar="DATA", help="Labeled images to measure the global accuracy; without them it is not measured."
+    ),
 ]
-MaxMib = Annotated[int | None, typer.Option("--max-mib", min=1, max=4096, help="The largest message, in MiB (256).")]
-OnBad = Annotated[str, typer.Option("--on-bad", help="A corrupt image is an error, or left out: skip.")]
+MaxMib = Annotated[int | None, typer.Option("--max-mib", min=1, max=4096, help="Largest message, in MiB (256).")]
+OnBad = Annotated[str, typer.Option("--on-bad", help="Corrupt images: error, or skip.")]
 OnBadServer = Annotated[
     str | None,
-    typer.Option("--on-bad", help="A corrupt image is an error (if nothing else was said), or left out: skip."),
+    typer.Option("--on-bad", help="Corrupt images: error (the default), or skip."),
 ]
 Name = Annotated[str, typer.Option(help="The client's name.")]
 Bits = Annotated[int | None, typer.Option(help="What this client can afford: 1 to 16, or 32.")]
 Data = Annotated[str | None, typer.Option(metavar="DATA", help="The client's images: folder:PATH or a data set.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Torch threads (1).")]
 Server = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Where the server is, if not where the fleet says.")
+    str | None, typer.Option(metavar="HOST:PORT", help="Address of the server, if it differs from the fleet's.")
 ]
-Trust = Annotated[bool, typer.Option("--trust", help="Let the server name a model of your own to import.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Allow the server to name a model for this machine to import.")]
 Preset = Annotated[str | None, typer.Option(help="A preset or a TOML file, for a new run.")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Show the run until it ends.")]
-New = Annotated[bool, typer.Option("--new", help="Start another run, though the last is not finished.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, no table.")]
+New = Annotated[bool, typer.Option("--new", help="Start a new run even though the last one is not finished.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def _check() -> None:
@@ -54,7 +59,7 @@ def _check() -> None:
 
 @app.command()
 def init(fleet: Folder, host: Host = None, port: Port = None, clients: Clients = None) -> None:
-    """Make certificates, keys, settings and one command line for each role; or keys for more clients.
+    """Make certificates, keys, settings and a command line for each machine; or add keys for more clients.
 
     For example: fedqssl deploy init my-fleet/ --host 192.168.1.5 --clients car-17,car-18
     """
@@ -64,11 +69,11 @@ def init(fleet: Folder, host: Host = None, port: Port = None, clients: Clients =
     names = [name.strip() for name in (clients or "").split(",") if name.strip()]
     for line in make_fleet(fleet, host, port, names):
         typer.echo(line)
-    typer.echo(f"what to run where: {fleet / 'COMMANDS.md'}")
+    typer.echo(f"commands for each machine: {fleet / 'COMMANDS.md'}")
 
 
 def _settings(path: Path, given: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Options, or else the file's values, or else the defaults."""
+    """Options take precedence over the file's values, and those over the defaults."""
     from fedqssl.config.keys import nearest
     from fedqssl.deploy.fleet import FleetError, read_toml
 
@@ -92,9 +97,9 @@ def server(
     max_mib: MaxMib = None,
     on_bad: OnBadServer = None,
 ) -> None:
-    """Serve a fleet: Flower's SuperLink and the server's side of runs, until Ctrl-C.
+    """Serve a fleet (Flower's SuperLink and the server part of runs) until Ctrl-C.
 
-    Without --buffer and --eval, the images are those of the last time.
+    Without --buffer and --eval, the images of the previous start are used.
 
     For example: fedqssl deploy server my-fleet/ --buffer folder:/public
     """
@@ -108,14 +113,14 @@ def server(
 
     check_on_bad(on_bad or "error")
     found = Fleet.open(fleet)
-    last = found.told(LAST) if buffer is None and labeled is None else {}
+    last = found.exchanged(LAST) if buffer is None and labeled is None else {}
     own, _, own_port = found.address.rpartition(":")
     given = {"buffer": buffer, "eval": labeled, "host": host, "max_mib": max_mib}
     known: dict[str, Any] = {"buffer": last.get("buffer"), "eval": last.get("labeled"), "max_mib": 256}
     known["host"] = "127.0.0.1" if is_loopback(own.strip("[]")) else "0.0.0.0"
     values = _settings(found.server / "server.toml", given, known)
     if values["buffer"] is None:
-        raise FleetError("the server needs images that it may see: --buffer folder:PATH")
+        raise FleetError("the server needs images of its own: --buffer folder:PATH")
     on_bad = on_bad or last.get("on_bad") or "error"
     data = ServerData(absolute(values["buffer"]), values["eval"] and absolute(values["eval"]), on_bad)
     serve(found, data, values["host"], port or int(own_port), values["max_mib"] << 20, typer.echo)
@@ -132,7 +137,7 @@ def client(
     on_bad: OnBad = "error",
     trust: Trust = False,
 ) -> None:
-    """Take part with the images of this machine, which stay here, until Ctrl-C.
+    """Take part with the images on this machine, which stay here, until Ctrl-C.
 
     For example: fedqssl deploy client my-fleet/ --name car-17 --bits 4 --data folder:/photos
     """
@@ -148,7 +153,7 @@ def client(
     given = {"bits": bits, "data": data, "threads": threads}
     values = _settings(found.client(name) / "client.toml", given, {"bits": 0, "data": None, "threads": 1})
     if not values["bits"] or values["data"] is None:
-        raise FleetError("a client needs --bits and --data, here or in its client.toml")
+        raise FleetError("a client needs --bits and --data, on the command line or in its client.toml")
     try:
         parse_bits(values["bits"])
     except ValueError as error:
@@ -158,7 +163,7 @@ def client(
 
 @app.command()
 def start(fleet: Folder, words: Words = None, preset: Preset = None, wait: Wait = False, new: New = False) -> None:
-    """Start a run, or resume the one that is not finished.
+    """Start a run, or resume the unfinished one.
 
     For example: fedqssl deploy start my-fleet/ --preset cifar10-small rounds=20 min_clients=2
     """
@@ -169,7 +174,7 @@ def start(fleet: Folder, words: Words = None, preset: Preset = None, wait: Wait 
     name, again = control.start(found, preset, words or (), new)
     typer.echo(f"{'resumed' if again else 'started'} {name} in {found.runs / name}")
     if not wait:
-        typer.echo(f"see how it goes: fedqssl deploy status {fleet}")
+        typer.echo(f"follow it with: fedqssl deploy status {fleet}")
         return
     status = control.follow(found, name, typer.echo)
     if status.get("state") != "finished":
@@ -188,7 +193,7 @@ def stop(fleet: Folder) -> None:
 
 @app.command()
 def status(fleet: Folder, json: Json = False) -> None:
-    """Show who is connected, bits, when each was last seen, and bytes."""
+    """Show which clients are connected, their bits, when each was last seen, and bytes transferred."""
     from fedqssl.deploy import control
     from fedqssl.deploy.fleet import Fleet
 

@@ -1,4 +1,4 @@
-"""``fedqssl plan --devices``: a round on the devices, and the bits that they can afford, as rich tables and lines of text."""
+"""``fedqssl plan --devices``: a round on the devices, and the bits that they can afford, as rich tables and text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _memory(found: DeviceRound) -> str:
 
 
 def device_lines(rounds: Mapping[str, DeviceRound]) -> list[str]:
-    """Who a round waits for, and who has too little memory."""
+    """The client that a round waits for, and the clients with too little memory."""
     lines = []
     slowest = straggler(rounds)
     if slowest is not None:
@@ -50,7 +50,7 @@ def device_lines(rounds: Mapping[str, DeviceRound]) -> list[str]:
             f"{seconds_text(others[len(others) // 2])}), {share:.0f}% of it in {most}"
         )
     elif any(r.known for r in rounds.values()):
-        lines.append("no straggler: with this algorithm nothing that the device table gives a rate for takes time")
+        lines.append("no straggler: this algorithm spends no time on anything that the device table has a rate for")
     else:
         lines.append("no straggler can be named: the device table has no uplink, downlink or operations_per_second")
     if short := [r.name for r in rounds.values() if r.fits is False]:
@@ -61,7 +61,7 @@ def device_lines(rounds: Mapping[str, DeviceRound]) -> list[str]:
 
 
 def choice_table(choices: Mapping[str, Choice]) -> Table:
-    """The most bits of every client, and what stops it from having more."""
+    """The most bits that every client can afford, and what limits them."""
     columns = ("client", "bits", "stopped by", "needs", "has", "bytes a round", "round")
     table = open_table("Bits that the devices can afford", *columns)
     for c in choices.values():
@@ -72,11 +72,11 @@ def choice_table(choices: Mapping[str, Choice]) -> Table:
 
 
 def choice_lines(choices: Mapping[str, Choice]) -> list[str]:
-    """The straggler, what is impossible, and the line to paste."""
+    """The straggler, what is impossible, and a line to paste."""
     lines = []
     slowest = straggler({c.name: c.round for c in choices.values()})
     if slowest is not None:
-        lines.append(f"straggler in these bits: {slowest.name}, {seconds_text(slowest.seconds)} a round")
+        lines.append(f"straggler at these bits: {slowest.name}, {seconds_text(slowest.seconds)} a round")
     lines += impossible_lines(choices)
     line = bits_line(choices)
-    return [*lines, line if line is not None else "no bits= line: a device above can afford none"]
+    return [*lines, line if line is not None else "no bits= line: at least one device above cannot afford any bitwidth"]

@@ -1,4 +1,4 @@
-"""``fedqssl doctor``: what this machine gives us, and what to change."""
+"""``fedqssl doctor``: what this machine offers, and what to change."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _advice(extras: dict[str, dict[str, bool]]) -> list[str]:
     return advice
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON, no table.")] = False) -> None:
+def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
     """Show versions, kernels, threads, extras, memory and disk, and advice."""
     facts = collect()
     if json:
@@ -84,7 +84,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON, no tab
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Rows of the table: nested names joined by dots, sizes in GiB, flags as words."""
+    """Rows of the table: nested names joined by dots, sizes in GiB, yes or no for flags."""
     rows: list[tuple[str, str]] = []
     for key, value in facts.items():
         if key == "advice":

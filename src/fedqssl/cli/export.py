@@ -16,7 +16,7 @@ Format = Annotated[
     str, typer.Option("--format", help="fedqssl: packed, for fedqssl predict and serve; onnx: for onnxruntime.")
 ]
 Out = Annotated[Path | None, typer.Option(help="File to write; by default <client>.fqssl or <client>.onnx.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file, if there is one.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 
 def export(
@@ -28,7 +28,7 @@ def export(
     labels: Labels = "all",
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a client's model with its classifier, and its model card beside it.
+    """Write a client's model with its classifier, and a model card beside it.
 
     For example: fedqssl export runs/demo --client client-03 --format onnx --out phone.onnx
     """

@@ -41,7 +41,7 @@ REGISTRIES: dict[Kind, tuple[str, str]] = {
     Kind.algorithms: ("fedqssl.federated.algorithms", "ALGORITHMS"),
     Kind.partitions: ("fedqssl.data.partition", "PARTITIONS"),
 }
-"""Where each registry is; imported when it is asked for, so that the command starts without torch."""
+"""Where each registry is; imported on demand, so that the command starts without torch."""
 
 
 def registry(kind: Kind) -> Mapping[str, Described]:

@@ -1,4 +1,4 @@
-"""``fedqssl plan``: what a run would cost, before anything runs."""
+"""``fedqssl plan``: what a run would cost, without training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedqssl.cost import Devices, Ledger, Targets
 
 MEASURE_SECONDS = 12.0
-"""Time for all measured steps; converting a large network to every bitwidth comes on top."""
+"""Seconds for all measured steps; converting a large network to every bitwidth takes extra time."""
 
 Detail = Annotated[bool, typer.Option("--detail", help="The whole ledger: bit operations, memory, server work.")]
 DeviceFile = Annotated[
@@ -25,12 +25,14 @@ DeviceFile = Annotated[
     typer.Option("--devices", help="TOML table of devices (docs/cost.md): time, energy, memory and bits per client."),
 ]
 Seconds = Annotated[
-    float | None, typer.Option("--target-round-seconds", help="Bits with which no device's round takes longer.")
+    float | None,
+    typer.Option("--target-round-seconds", help="Find bits with which no device's round takes longer than this."),
 ]
 Bytes = Annotated[
-    str | None, typer.Option("--target-bytes", help="Bits with which a client's round moves no more: 2 MB.")
+    str | None,
+    typer.Option("--target-bytes", help="Find bits with which no client's round transfers more than this, like 2 MB."),
 ]
-Measure = Annotated[bool, typer.Option("--measure/--no-measure", help="Time a training step per bitwidth.")]
+Measure = Annotated[bool, typer.Option("--measure/--no-measure", help="Time a training step at each bitwidth.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the ledger to this file.")]
 
 
@@ -52,7 +54,7 @@ def plan(
     source, settings = split_words(words or ())
     config = load_config(source, settings)
     if json is not None and json.is_dir():
-        raise ValueError(f"--json takes a file, and {json} is a folder")
+        raise ValueError(f"--json needs a file, but {json} is a folder")
     targets = _targets(target_round_seconds, target_bytes)
     table = _devices(config, devices or config.devices, targets)  # before seconds of measuring
     found = _ledger(config, measure)
@@ -94,7 +96,7 @@ def _devices(config: RunConfig, path: Path | None, targets: Targets) -> Devices 
 
 
 def _show_devices(found: Ledger, table: Devices) -> None:
-    """A round in the bits that the configuration gives."""
+    """A round at the configuration's bits."""
     from fedqssl.cli.device_tables import device_lines, device_table
 
     console, rounds = Console(), table.rounds(found)
@@ -104,7 +106,7 @@ def _show_devices(found: Ledger, table: Devices) -> None:
 
 
 def _show_choices(found: Ledger, table: Devices, targets: Targets) -> dict[str, Any]:
-    """Search bits, print them with a line to paste; returns them as plain values."""
+    """Find the bits and print them with a line to paste; returns them as plain values."""
     from fedqssl.cli.device_tables import choice_lines, choice_table
     from fedqssl.cost.planner import Planner, bits_line
 
@@ -122,7 +124,7 @@ def _show_choices(found: Ledger, table: Devices, targets: Targets) -> dict[str, 
 
 
 def _ledger(config: RunConfig, measure: bool) -> Ledger:
-    """The ledger, with what is being done shown on standard error."""
+    """The ledger; progress is shown on standard error."""
     console = Console(stderr=True)
     with _telling(console) as say:
         say("loading torch")
@@ -140,7 +142,7 @@ def _ledger(config: RunConfig, measure: bool) -> Ledger:
 
 @contextmanager
 def _telling(console: Console) -> Iterator[Callable[[str], None]]:
-    """A line that changes on a terminal, lines elsewhere."""
+    """A changing line on a terminal, plain lines elsewhere."""
     if not console.is_terminal:
         yield lambda line: console.print(f"plan: {line}", markup=False, highlight=False, soft_wrap=True)
         return

@@ -1,4 +1,4 @@
-"""``fedqssl plan``: the ledger as rich tables and lines of text; nothing is printed here."""
+"""``fedqssl plan``: the ledger as rich tables and text; nothing is printed here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rich import box
 from rich.table import Table
 
 from fedqssl.cost.formulas import BitOperations
-from fedqssl.cost.ledger import Estimate, Ledger
+from fedqssl.cost.ledger import CostEstimate, Ledger
 from fedqssl.cost.trace import FLOAT
 from fedqssl.units import bytes_text, operations_text, ratio_text, seconds_text
 
 MANY = 24
-"""Clients up to which the plan lists every one by itself."""
+"""The plan lists clients one by one up to this number."""
 
 
 def open_table(title: str, *columns: str, caption: str | None = None) -> Table:
@@ -53,7 +53,7 @@ def headline(ledger: Ledger, source: str) -> str:
     )
 
 
-def bitwidth_table(ledger: Ledger, times: Estimate | None) -> Table:
+def bitwidth_table(ledger: Ledger, times: CostEstimate | None) -> Table:
     """One row per bitwidth: clients, images, container, steps, time."""
     columns = ["bits", "clients", "images each", "model bytes", "steps a round"]
     table = open_table("Clients by bitwidth", *columns, *(() if times is None else ("one step", "longest round")))
@@ -69,8 +69,8 @@ def bitwidth_table(ledger: Ledger, times: Estimate | None) -> Table:
     return table
 
 
-def client_table(ledger: Ledger, times: Estimate | None) -> Table:
-    """One row per client: bits, images, and a round's steps, bytes and time."""
+def client_table(ledger: Ledger, times: CostEstimate | None) -> Table:
+    """One row per client: bits, images, and steps, bytes and time of a round."""
     columns = ["client", "bits", "images", "steps a round", "bytes down + up"]
     table = open_table("Clients", *columns, *(() if times is None else ("time a round",)))
     for c in ledger.clients.values():
@@ -79,7 +79,7 @@ def client_table(ledger: Ledger, times: Estimate | None) -> Table:
     return table
 
 
-def totals_table(ledger: Ledger, times: Estimate | None) -> Table:
+def totals_table(ledger: Ledger, times: CostEstimate | None) -> Table:
     """Bytes and time of a round and of the whole run."""
     table = open_table("The run", "", "a round", f"{ledger.config.rounds} rounds")
     once, total, full = ledger.per_round(), ledger.total(), ledger.total(full=True)
@@ -99,7 +99,7 @@ def totals_table(ledger: Ledger, times: Estimate | None) -> Table:
     return table
 
 
-def notes(ledger: Ledger, times: Estimate | None) -> list[str]:
+def notes(ledger: Ledger, times: CostEstimate | None) -> list[str]:
     """What was assumed and how time was estimated."""
     lines = [ledger.sizes.note] if ledger.sizes.note else []
     if times is None:
@@ -112,7 +112,7 @@ def notes(ledger: Ledger, times: Estimate | None) -> list[str]:
     if times.scaled:
         images = _span(w.measured.images for w in ledger.bitwidths.values() if w.measured is not None)
         lines.append(
-            f"a full batch would take too long to measure: {images} images were timed and scaled to {ledger.config.batch_size}"
+            f"a full batch takes too long to measure: {images} images were timed and scaled to {ledger.config.batch_size}"
         )
     return lines
 
@@ -187,7 +187,7 @@ def server_table(ledger: Ledger) -> Table:
     return table
 
 
-def plan_tables(ledger: Ledger, times: Estimate | None) -> Sequence[Table]:
+def plan_tables(ledger: Ledger, times: CostEstimate | None) -> Sequence[Table]:
     """The short plan."""
     found = [bitwidth_table(ledger, times)]
     uneven = len({c.images for c in ledger.clients.values()}) > 1

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A device file (fedqssl export).")]
 Images = Annotated[list[Path], typer.Argument(metavar="IMAGES_OR_FOLDER", help="Image files of any size, or folders.")]
-Top = Annotated[int, typer.Option(min=1, help="Classes to name per image.")]
+Top = Annotated[int, typer.Option(min=1, help="Number of classes to show for each image.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Comma-separated values with a header.")]
-Batch = Annotated[int, typer.Option(min=1, help="Images at a time.")]
-Skip = Annotated[bool, typer.Option("--skip-bad", help="Name images that cannot be read on standard error, and go on.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Import the file's own backbone (package.module:Class).")]
+Batch = Annotated[int, typer.Option(min=1, help="Batch size.")]
+Skip = Annotated[
+    bool, typer.Option("--skip-bad", help="Skip images that cannot be read, and list them on standard error.")
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Allow importing the file's own backbone (package.module:Class).")]
 
 
 def predict(
@@ -36,7 +38,7 @@ def predict(
     skip_bad: Skip = False,
     trust: Trust = False,
 ) -> None:
-    """Say what is on images, with probabilities.
+    """Classify images, with probabilities.
 
     For example: fedqssl predict phone.fqssl photos/ --top 3 --csv
     """
@@ -76,7 +78,7 @@ def _answers(
                 read.append(path)
             except DataError as error:
                 if bad is None:
-                    raise ValueError(f"{error} (or use --skip-bad)") from error
+                    raise ValueError(f"{error} (or skip such images with --skip-bad)") from error
                 bad.append(str(error))
         if pixels:
             yield from zip(read, model.answers(model.probabilities(torch.stack(pixels)), top), strict=True)

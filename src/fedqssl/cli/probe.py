@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from fedqssl.maker.probing import Probe
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
-Client = Annotated[str | None, typer.Option(help="Whose model; fedqssl report shows the names.")]
-Everyone = Annotated[bool, typer.Option("--all", help="Every client in one go, without plots.")]
+Client = Annotated[str | None, typer.Option(help="Client whose model is used; fedqssl report shows the names.")]
+Everyone = Annotated[bool, typer.Option("--all", help="All clients, without plots.")]
 Data = Annotated[str | None, typer.Option(help="Other labeled data, like folder:PATH; by default the client's own.")]
 Labels = Annotated[str, typer.Option(help="Share of the training labels used: all, 10%, 1%.")]
 Kind = Annotated[str, typer.Option("--method", help="linear: a classifier in the client's bits; knn: no training.")]
@@ -34,7 +34,7 @@ def probe(
     For example: fedqssl probe runs/demo --client client-03, or fedqssl probe runs/demo --all --data folder:photos --labels 10%
     """
     if everyone == (client is not None):
-        raise ValueError("name one client with --client NAME, or take every one with --all")
+        raise ValueError("choose a client with --client NAME, or all of them with --all")
     import torch
 
     from fedqssl.maker.finished_run import FinishedRun
@@ -60,7 +60,7 @@ def probe(
 
 
 def print_line(console: Console, found: Probe) -> None:
-    """One client's line, as it is done."""
+    """One client's line, printed as soon as it is done."""
     share, error = 100 * found.outcome.accuracy, found.outcome.calibration_error
     line = f"{found.client}  {found.bits:2d} bits  accuracy {share:5.1f}%  calibration error {error:.3f}"
     console.print(f"{line}  ({found.train_images} labels, {found.outcome.images} test images)", highlight=False)

@@ -1,4 +1,4 @@
-"""Progress on a terminal: lines that stay, and one live line with a bar for the jobs of the round."""
+"""Progress on a terminal: permanent lines, and one live line with a bar for the jobs of the round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedqssl.runs.progress import Progress
 
 
 class TerminalProgress(Progress):
-    """Use as a context manager; where output is not a terminal it shows plain lines alone."""
+    """Use as a context manager; if the output is not a terminal, only plain lines are shown."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))

@@ -13,7 +13,7 @@ Each = Annotated[bool, typer.Option("--each", help="Also write a report into eve
 
 
 def report(source: Source, out: Out = None, each: Each = False) -> None:
-    """Write one self-contained report.html; it works on a run in progress, and needs no network.
+    """Write one self-contained report.html; works during a run, too, and needs no network.
 
     For example: fedqssl report runs/demo, or for all runs of a folder: fedqssl report runs --each
     """

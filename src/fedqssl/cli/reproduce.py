@@ -13,7 +13,7 @@ from fedqssl.cli.arguments import resumable
 
 if TYPE_CHECKING:
     from fedqssl.runs.text_table import Grid
-    from fedqssl.studies.paper.reproduce import Request
+    from fedqssl.studies.paper.reproduce import ReproduceRequest
 
 
 Names = Annotated[
@@ -42,21 +42,22 @@ Seeds = Annotated[int, typer.Option(min=1, help="Runs of every cell, with seeds 
 Jobs = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Cells at the same time, one thread each; by default one after the other, with two workers."
+        min=1,
+        help="Number of cells to run in parallel, one thread each; by default one after another, with two workers.",
     ),
 ]
 Only = Annotated[
-    str | None, typer.Option(metavar="ALGORITHM,...", help="Run these rows only; tables show every finished run.")
+    str | None, typer.Option(metavar="ALGORITHM,...", help="Run only these rows; tables show every finished run.")
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder; by default runs/reproduce-<scale>.")]
 Collect = Annotated[
     bool,
     typer.Option(
         "--collect",
-        help="Run nothing: write tables and figures from the runs that are finished, even while others run.",
+        help="Run nothing: write tables and figures from the finished runs, even while others are running.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells and the state of each, and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list the cells and their states.")]
 
 
 def reproduce(
@@ -109,7 +110,7 @@ def show(console: Console, grids: Sequence[Grid]) -> None:
         console.print()
 
 
-def _list(wanted: Request, folder: Path) -> None:
+def _list(wanted: ReproduceRequest, folder: Path) -> None:
     """The cells and their states."""
     from fedqssl.runs.cells import state_of
 

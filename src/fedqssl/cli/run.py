@@ -1,4 +1,4 @@
-"""``fedqssl run``: start a run, or go on with one."""
+"""``fedqssl run``: start a run, or resume one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from fedqssl.config import RunConfig
 
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/<preset>-<number>.")]
-Resume = Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")]
-Engine = Annotated[str | None, typer.Option(help="What carries the messages: in_process, or flower-sim for Ray.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out, if there is one.")]
+Resume = Annotated[Path | None, typer.Option(help="Resume the run in this folder.")]
+Engine = Annotated[str | None, typer.Option(help="Engine: in_process, or flower-sim for Flower's simulation on Ray.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out if there is one.")]
 
 
 def next_folder(source: str, parent: Path = Path("runs")) -> Path:
@@ -35,14 +35,14 @@ def run(
     overwrite: Overwrite = False,
     engine: Engine = None,
 ) -> None:
-    """Pre-train across clients, or go on with a run.
+    """Pre-train across clients, or resume a run.
 
     For example: fedqssl run quickstart rounds=20 --out runs/a, and after an interruption: fedqssl run --resume runs/a
     """
     if resume is not None:
         if words or out is not None or overwrite or engine is not None:
             raise ValueError(
-                "--resume goes on with a run as it was configured; leave out the settings, --out, --overwrite and --engine"
+                "--resume uses the run's own configuration; leave out the settings, --out, --overwrite and --engine"
             )
         _go(resume, None)
         return
@@ -54,7 +54,7 @@ def run(
 
 
 def _go(folder: Path, config: RunConfig | None, overwrite: bool = False) -> None:
-    """Start (or, without a configuration, resume) the run in this folder and print its closing table."""
+    """Start (or, without a configuration, resume) the run in this folder and print its final table."""
     console = Console()
     try:
         from fedqssl import runs  # here, so that Ctrl-C during torch's import is caught too
@@ -74,5 +74,5 @@ def _go(folder: Path, config: RunConfig | None, overwrite: bool = False) -> None
 
 def _how_to_go_on(folder: Path) -> str:
     if not (folder / "config.toml").exists():
-        return f"nothing was written to {folder} yet"
-    return f"go on with: fedqssl run --resume {shlex.quote(str(folder))}"
+        return f"nothing has been written to {folder} yet"
+    return f"resume with: fedqssl run --resume {shlex.quote(str(folder))}"

@@ -12,7 +12,7 @@ from fedqssl.cli.predict import File, Trust
 Host = Annotated[str, typer.Option(help="Address to listen on; by default this machine only.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]
 Megabytes = Annotated[int, typer.Option("--max-mib", min=1, max=1024, help="Largest request, in MiB.")]
-Rate = Annotated[float, typer.Option(min=0.01, help="Requests per second of one caller.")]
+Rate = Annotated[float, typer.Option(min=0.01, help="Requests per second allowed for each caller.")]
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads.")]
 
 
@@ -25,7 +25,7 @@ def serve(
     threads: Threads = 1,
     trust: Trust = False,
 ) -> None:
-    """Answer POST /predict, and show a page to drop images on.
+    """Answer POST /predict, and serve a page where you can drop images.
 
     For example: fedqssl serve phone.fqssl --port 8000, then open http://127.0.0.1:8000
     """
@@ -47,6 +47,6 @@ def serve(
     typer.echo(f"serving {file} on http://{shown}:{sock.getsockname()[1]}; stop with Ctrl-C")
     if not is_loopback(host):
         typer.echo(
-            "warning: anyone who reaches this address can use it; there is no password and no encryption", err=True
+            "warning: anyone who can reach this address can use it; there is no password and no encryption", err=True
         )
     run(model, sock, host, limits)

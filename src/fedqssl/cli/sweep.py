@@ -20,14 +20,15 @@ Words = Annotated[
 Jobs = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Cells at the same time, one thread each; by default one after the other, with their workers."
+        min=1,
+        help="Number of cells to run in parallel, one thread each; by default one after another, with their own workers.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder; by default runs/sweep-<preset>.")]
 
 
 def sweep(words: Words, jobs: Jobs = None, out: Out = None) -> None:
-    """Run every combination of some settings' values; finished runs are skipped, interrupted ones are resumed.
+    """Run every combination of several settings' values; finished runs are skipped, interrupted ones are resumed.
 
     For example: fedqssl sweep quickstart 'beta=0.1;0.5;5' 'seed=0;1;2' rounds=4 --jobs 2 --out runs/beta
     """

@@ -27,7 +27,7 @@ class Check(str, Enum):
 
 
 IMAGES = 2000
-"""Images per client whose features are taken."""
+"""Images per client to compute features of."""
 
 Run = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Folder of a finished run, for representability.")]
 Out = Annotated[Path, typer.Option(help="Folder for theory.json, summary.md and figures.")]
@@ -40,7 +40,7 @@ def theory(
     dim: Annotated[int, typer.Option(help="Dimension d of the data.")] = 32,
     clients: Annotated[int, typer.Option(help="Clients n, with two classes each.")] = 4,
     rank: Annotated[int | None, typer.Option(help="Rank m; by default n (for encoders: --directions).")] = None,
-    bits: Annotated[str, typer.Option(help="Bitwidths R: a range 2..12 or a list 2,4,8.")] = "2..12",
+    bits: Annotated[str, typer.Option(help="Bitwidths R: a range like 2..12 or a list like 2,4,8.")] = "2..12",
     rounds: Annotated[int, typer.Option(help="Rounds T of training.")] = 150,
     seeds: Annotated[int, typer.Option(help="Seeds; intervals are over them.")] = 4,
     directions: Annotated[int, typer.Option(help="Leading directions C of a run's features.")] = 8,
@@ -53,7 +53,7 @@ def theory(
     """
     if (check is Check.representability) != (run is not None):
         raise ValueError(
-            "representability needs a run's folder, and no other check does: fedqssl theory representability RUN"
+            "only representability takes a run's folder, and it needs one: fedqssl theory representability RUN"
         )
     from fedqssl.studies.theory import CHECKS, Settings, claim_folder, run_checks, write
     from fedqssl.studies.theory.representability import encoder_representability

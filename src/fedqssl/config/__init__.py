@@ -1,4 +1,4 @@
-"""What a run is told: typed, frozen settings with the same words in TOML, on the command line and in Python."""
+"""A run's settings: typed, frozen, with the same names in TOML, on the command line and in Python."""
 
 from fedqssl.config.load import load_config, load_run_config, to_toml
 from fedqssl.config.presets import PRESETS, Preset

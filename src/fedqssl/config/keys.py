@@ -1,4 +1,4 @@
-"""Names of settings: dotted keys to nested tables and back, and the nearest name for one that is not known."""
+"""Names of settings: dotted keys to nested tables and back, and the nearest name for an unknown one."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 RETIRED: dict[str, object] = {"client_gpus": 0.0}
-"""Settings that are gone, with the default that they had: files of older runs still list them."""
+"""Removed settings with their old defaults: files of older runs still list them."""
 _NOT_ACCURACY = (
     *("data_dir", "devices", "seed", "threads", "workers", "track", "evaluation.knn_every"),
     "evaluation.controls",
@@ -75,12 +75,12 @@ def load_run_config(folder: Path) -> RunConfig:
 
 
 def parse_words(words: Sequence[str]) -> dict[str, Any]:
-    """``["rounds=20"]`` -> ``{"rounds": "20"}``; the last of two equal keys counts."""
+    """``["rounds=20"]`` -> ``{"rounds": "20"}``; the last of two equal keys wins."""
     values = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"settings are key=value words, like rounds=20; not {word!r}")
+            raise ConfigError(f"settings are written key=value, like rounds=20; not {word!r}")
         values[key.strip()] = value.strip()
     return values
 
@@ -92,7 +92,7 @@ def _read(source: str | Path) -> dict[str, Any]:
     path = Path(source)
     if path.is_dir():
         raise ConfigError(
-            f"{path} is a folder; to go on with its run use --resume {path}, to start anew use {path / 'config.toml'}"
+            f"{path} is a folder; to resume its run use --resume {path}, to start a new one use {path / 'config.toml'}"
         )
     if not path.is_file():
         known = ", ".join(PRESETS)
@@ -119,7 +119,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def to_toml(config: RunConfig) -> str:
-    """All settings as TOML, without loss: reading it gives an equal configuration. What is None is left out."""
+    """All settings as TOML, without loss: reading it gives an equal configuration. Settings that are None are left out."""
     plain, tables = [], []
     for name, value in config.model_dump().items():
         if isinstance(value, dict):
@@ -145,8 +145,8 @@ def _toml(value: object) -> str:
 def accuracy_settings(config: RunConfig) -> dict[str, Any]:
     """Everything that affects accuracy, by dotted key.
 
-    Left out: the seed, where data lie and where things run, how often is monitored, and settings of partitions that are not used.
-    ``server.lr`` counts as what it stands for.
+    Left out: the seed, where the data are, where the run executes, how often it is monitored, and settings of unused partitions.
+    ``server.lr`` is replaced by the value it stands for.
     """
     values = flat(config.model_dump(mode="json"))
     values["server.lr"] = values["server.lr"] or values["lr"]

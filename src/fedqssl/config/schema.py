@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 
 
 def _none(value: object) -> object:
-    """On the command line, ``none`` takes a limit away."""
+    """On the command line, ``none`` removes a limit."""
     return None if isinstance(value, str) and value.strip().lower() == "none" else value
 
 
@@ -37,7 +37,7 @@ def parse_bits(value: object) -> tuple[int, ...]:
     """``"4,6,8"``, ``[4, 6, 8]`` or ``8`` -> bitwidths, each 1..16 or 32.
 
     Raises:
-        ValueError: says what is allowed and what was found.
+        ValueError: the message says what is allowed and what was found.
     """
     if isinstance(value, str):
         parts: list[object] = [part.strip() for part in value.strip().strip("[]").split(",") if part.strip()]
@@ -63,7 +63,7 @@ def _one_bitwidth(part: object) -> int:
 
 
 class _Section(BaseModel):
-    """What every table of settings shares: frozen, finite numbers, no unknown names, no flags in place of numbers."""
+    """Base of every table of settings: frozen, finite numbers only, no unknown names, no true or false where a number belongs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -86,37 +86,37 @@ class ServerConfig(_Section):
     """The server's work on its buffer (``server.*``)."""
 
     dequantize_epochs: Epochs = 1
-    """Full-precision fine-tuning epochs of every received model."""
+    """Epochs of full-precision fine-tuning for every received model."""
     requantize_epochs: Epochs = 1
-    """Low-bit fine-tuning epochs of the aggregated model, once per bitwidth."""
+    """Epochs of low-bit fine-tuning of the aggregate, once per bitwidth."""
     lr: MaybePositive = None
-    """Learning rate on the server; by default the clients'."""
+    """Learning rate on the server; by default that of the clients."""
     optimizer: Literal["none", "momentum", "adam"] = "none"
-    """What the server does with the aggregate: takes it, or steps towards it with momentum or Adam (Reddi et al. 2021)."""
+    """How the server uses the aggregate: adopt it, or step towards it with momentum or Adam (Reddi et al. 2021)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of ``server.optimizer``: beta of momentum, beta1 of Adam."""
+    """For ``server.optimizer``: beta of momentum, beta1 of Adam."""
     optimizer_lr: MaybePositive = None
-    """Of ``server.optimizer``: its step size; by default 1 for momentum and 0.01 for Adam."""
+    """For ``server.optimizer``: the step size; by default 1 for momentum and 0.01 for Adam."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Moving average of the aggregate over rounds: the share of itself that it keeps in a round; 0 is none."""
+    """Moving average of the aggregate over rounds: the share of the average kept in each round; 0 turns it off."""
 
 
 class AggregationConfig(_Section):
     """How received models are weighted (``aggregation.*``)."""
 
     temperature: Positive = 1.0
-    """T of ``p = softmax(-L_DQ / T)``; the paper's is 1."""
+    """T of ``p = softmax(-L_DQ / T)``; the paper uses 1."""
 
 
 class LowBitConfig(_Section):
-    """Readings of low-bit training (``lowbit.*``); see ``LowBitOptions`` and ``LowBitSGD``."""
+    """Choices in low-bit training (``lowbit.*``); see ``LowBitOptions`` and ``LowBitSGD``."""
 
     weights: Literal["level", "value", "literal"] = "level"
-    """What enters a convolution."""
+    """The input of a convolution."""
     rule: Literal["stored", "residual", "latent"] = "stored"
-    """What a client keeps per weight."""
+    """What a client stores for each weight."""
     scale: Literal["max", "round", "ema"] = "round"
-    """What a layer's scale does between rounds."""
+    """How a layer's scale changes between rounds."""
     rounding: Literal["nearest", "stochastic"] = "stochastic"
     """Rounding of the weight update."""
     activation_clip: Positive = 4.0
@@ -124,7 +124,7 @@ class LowBitConfig(_Section):
 
 
 class FedProxConfig(_Section):
-    """Of ``algorithm = "fed_prox"`` (``fedprox.*``)."""
+    """Settings of ``algorithm = "fed_prox"`` (``fedprox.*``)."""
 
     mu: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the proximal term ``mu/2 |w - w_received|^2``."""
@@ -134,7 +134,7 @@ class EvaluationConfig(_Section):
     """What is measured, and how often (``evaluation.*``)."""
 
     knn_every: Epochs = 1
-    """Rounds between kNN monitors of the aggregated model; 0 is never."""
+    """Rounds between kNN measurements of the aggregated model; 0 turns them off."""
     probe_images: MaybeCount = None
     """Limit on the training images of the closing linear probe; by default all."""
     controls: Literal["all", "none"] = "all"
@@ -192,7 +192,7 @@ class ViewsConfig(_Section):
 
 
 class RunConfig(_Section):
-    """Everything that a run is told.
+    """All settings of a run.
 
     Example:
         >>> RunConfig(clients=3, bits="4,6,8").bits
@@ -202,41 +202,41 @@ class RunConfig(_Section):
     data: Word = "scenes"
     """Dataset by name (``fedqssl list datasets``), or ``folder:PATH`` or ``parquet:PATH``."""
     data_dir: MaybePath = None
-    """Where official archives are, or are downloaded to."""
+    """Where official archives are stored or downloaded to."""
     images: MaybeCount = None
     """Limit on the training images used; by default all."""
     on_bad: Literal["error", "skip"] = "error"
-    """A corrupt image is an error that names it, or is left out with a warning."""
+    """Whether a corrupt image is an error (which names it) or is skipped with a warning."""
     clients: Count = 10
-    """Number of clients; if only ``bits`` is given, as many as it lists."""
+    """Number of clients; if only ``bits`` is given, the length of that list."""
     bits: tuple[int, ...] = Field(default=(8,), validate_default=True)
     """Bitwidth of each client, or one for all."""
     devices: MaybePath = None
-    """Device table (docs/cost.md): ``bits`` then become the most that each device can afford, as ``fedqssl plan`` says."""
+    """Device table (docs/cost.md): ``bits`` then become the most that each device can afford, as ``fedqssl plan`` finds."""
     partition: Literal["iid", "dirichlet", "classes", "skew", "natural"] = "dirichlet"
-    """How images are dealt to clients (``fedqssl list partitions``)."""
+    """How images are distributed to clients (``fedqssl list partitions``)."""
     beta: Positive = 0.1
-    """Of ``partition = "dirichlet"``: small is skewed."""
+    """For ``partition = "dirichlet"``: the smaller, the more skewed."""
     classes_per_client: Count = 2
-    """Of ``partition = "classes"``."""
+    """For ``partition = "classes"``."""
     minority: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Of ``partition = "skew"``: share of each class spread over clients that do not own it."""
+    """For ``partition = "skew"``: the share of each class that is spread over the clients that do not own it."""
     buffer_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of the training images that becomes the server's unlabeled buffer D_g."""
+    """Share of the training images that goes to the server's unlabeled buffer D_g."""
 
     algorithm: Word = "fed_qssl"
     """By name (``fedqssl list algorithms``)."""
     objective: Literal["simclr", "simsiam", "dcl", "vicreg"] = "simclr"
     """Self-supervised objective (``fedqssl list objectives``)."""
     model: Word = "resnet18"
-    """By name (``fedqssl list models``), or ``package.module:Class``."""
+    """Backbone by name (``fedqssl list models``), or ``package.module:Class``."""
     width: Count = 16
     """Channels of the model's first stage."""
 
     rounds: Count = 10
     """Communication rounds."""
     local_epochs: Count = 1
-    """E: epochs of a client between two rounds."""
+    """E: epochs that a client trains in each round."""
     batch_size: Annotated[int, Field(ge=2)] = 128
     """Images in a batch; each gives two views."""
     lr: Positive = 0.3
@@ -246,22 +246,22 @@ class RunConfig(_Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round."""
     min_clients: Count = 1
-    """A round with fewer valid updates is an error."""
+    """A round with fewer valid uploads is an error."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of everything random."""
+    """Seed of all random choices."""
     threads: Count = 1
-    """Torch threads of each role."""
+    """Torch threads of each worker."""
     workers: Count = 2
     """Processes that train clients at the same time."""
     engine: Word = "in_process"
-    """What carries the messages: ``in_process``, or ``flower-sim`` for Flower's simulation on Ray."""
+    """The engine: ``in_process``, or ``flower-sim`` for Flower's simulation on Ray."""
     client_cpus: Positive = 1.0
-    """Of ``engine = "flower-sim"``: cores that Ray sets aside for one client."""
+    """For ``engine = "flower-sim"``: cores that Ray reserves for each client."""
     deadline: MaybePositive = None
-    """Seconds after which a round goes on without the clients that have not replied, where messages travel."""
+    """Seconds after which a round continues without the clients that have not replied (Flower only)."""
     track: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
-    """Where else each round's figures go; needs the extra of the same name."""
+    """Tracker that also receives each round's figures; needs the extra of the same name."""
 
     ssl: SslConfig = SslConfig()
     server: ServerConfig = ServerConfig()
@@ -277,7 +277,7 @@ class RunConfig(_Section):
     @model_validator(mode="before")
     @classmethod
     def _known_names(cls, values: Any) -> Any:
-        """Accept dotted keys; refuse unknown ones with the nearest name; a list of bits alone sets ``clients``."""
+        """Accept dotted keys; reject unknown ones and suggest the nearest name; a list of bits alone sets ``clients``."""
         if not isinstance(values, Mapping):
             return values
         given = flat({name: _tables(value) for name, value in values.items()})
@@ -300,7 +300,7 @@ class RunConfig(_Section):
                 f"bits lists {len(self.bits)} bitwidths for {self.clients} clients; give 1 for all or {self.clients}"
             )
         if self.min_clients > self.clients:
-            raise ValueError(f"min_clients = {self.min_clients} is more than the {self.clients} clients there are")
+            raise ValueError(f"min_clients = {self.min_clients} is more than the number of clients, {self.clients}")
         if len(self.bits) != self.clients:
             object.__setattr__(self, "bits", self.bits * self.clients)  # validation ends here: frozen from now on
         return self
@@ -313,10 +313,10 @@ class RunConfig(_Section):
     def bits_for(self, names: Sequence[str]) -> dict[str, int]:
         """Bitwidth of each client by name, in the order of ``bits``.
 
-        With ``partition = "natural"`` the data decide how many clients there are; one bitwidth for all then serves any number.
+        With ``partition = "natural"`` the data determine the number of clients; a single bitwidth then applies to all of them.
 
         Raises:
-            ConfigError: if the bitwidths differ and are not as many as the names.
+            ConfigError: if the bitwidths differ and there is not one for each name.
         """
         if len(set(self.bits)) == 1:
             return dict.fromkeys(names, self.bits[0])
@@ -356,7 +356,7 @@ def check_names(given: Iterable[str]) -> None:
 
 
 def readable(error: ValidationError) -> str:
-    """Pydantic's findings as one line of ``name what-is-wrong, not value``."""
+    """Pydantic's errors on one line: ``name what-is-wrong, not value``."""
     lines = []
     for finding in error.errors():
         name = ".".join(str(part) for part in finding["loc"] if not str(part).startswith(("function-", "constrained-")))
@@ -373,7 +373,7 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     """A checked configuration from plain or dotted keys.
 
     Raises:
-        ConfigError: one line that names every wrong setting.
+        ConfigError: one line that names every invalid setting.
     """
     try:
         return RunConfig.model_validate(dict(values))

@@ -10,7 +10,7 @@ True
 from fedqssl.cost.bitwidth import Bitwidth, Wire, study
 from fedqssl.cost.devices import Device, DeviceRound, Devices, read_devices, straggler
 from fedqssl.cost.formulas import BitOperations, Memory
-from fedqssl.cost.ledger import ClientCost, Estimate, Ledger, ServerCost, Totals, estimate, ledger
+from fedqssl.cost.ledger import ClientCost, CostEstimate, Ledger, ServerCost, Totals, estimate, ledger
 from fedqssl.cost.planner import Choice, Planner, Targets, bits_line, with_device_bits
 from fedqssl.cost.sizes import Sizes, client_sizes, sizes_of
 
@@ -19,10 +19,10 @@ __all__ = [
     "Bitwidth",
     "Choice",
     "ClientCost",
+    "CostEstimate",
     "Device",
     "DeviceRound",
     "Devices",
-    "Estimate",
     "Ledger",
     "Memory",
     "Planner",

@@ -40,9 +40,9 @@ VIEWS = 2
 SMALL = 2
 """Images of the first timed step; a second size gives the cost per image."""
 FLOOR = 10
-"""Images of the second, at least, whatever the budget: closer sizes give no slope worth having."""
+"""Least number of images of the second step, whatever the budget: closer sizes give no reliable slope."""
 CHEAP = 0.5
-"""Seconds up to which a step is repeated, for a median."""
+"""Steps shorter than this many seconds are repeated, for a median."""
 
 
 def silent(line: str) -> None:
@@ -51,7 +51,7 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class Wire:
-    """A model's container by parts.
+    """The sizes of the parts of a model's container.
 
     Args:
         packed: the weights: packed codes, or floats at full precision.
@@ -150,12 +150,12 @@ class Bitwidth:
     def epoch_seconds(self, images: int) -> float:
         """Time of an epoch on this machine, from the measured step."""
         if self.measured is None:
-            raise ValueError("the ledger holds no measured steps; make it with measure_seconds=20, say")
+            raise ValueError("the ledger has no measured steps; create it with, for example, measure_seconds=20")
         return self.task.steps(images) * self.measured.seconds(self.task.batch(images))
 
 
 def _loss(task: Task, outputs: Tensor) -> Tensor:
-    """The task's loss; a supervised one's costs are the same for any labels."""
+    """The task's loss; a supervised loss costs the same for any labels."""
     return task.loss(outputs, torch.zeros(len(outputs) // VIEWS, dtype=torch.int64, device=outputs.device))
 
 
@@ -175,7 +175,7 @@ def study(
 ) -> Bitwidth:
     """Convert the network to ``bits``, pack it, trace it, and time a step if ``measure_seconds`` allows some.
 
-    ``warm``: run an untimed step first, for what a process does only once.
+    ``warm``: run an untimed step first, for work that a process does only once.
     """
 
     def tell(line: str) -> None:
@@ -237,9 +237,9 @@ class _Stepper:
 
 
 def _measure(stepper: _Stepper, budget: float, say: Say, warm: bool) -> MeasuredStep:
-    """Run a few training steps of a converted model and note time and bytes.
+    """Run a few training steps of a converted model and record time and bytes.
 
-    A first step of two images predicts how many ``budget`` seconds allow, up to a full batch. If the full batch is too dear, time
+    A first step of two images predicts how many ``budget`` seconds allow, up to a full batch. If the full batch is too slow, time
     is extrapolated: ``t(n) = fixed + n * per image`` through the two timed sizes. Each size is timed from cold (primitives that
     oneDNN makes for a new shape cancel in the slope).
     """

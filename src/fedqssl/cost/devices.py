@@ -1,4 +1,4 @@
-"""A device table: what a ledger means in seconds, joules and free memory on given devices.
+"""A device table: the ledger's costs as seconds, joules and memory on given devices.
 
 .. code-block:: toml
 
@@ -30,7 +30,7 @@ from fedqssl.cost.ledger import ClientCost, Ledger
 
 @dataclass(frozen=True)
 class Device:
-    """What is known of a device; None is not known, and what it would limit is not counted.
+    """What is known about a device; None means unknown, and the limit is then ignored.
 
     Args:
         memory: bytes.
@@ -49,7 +49,7 @@ class Device:
 
 @dataclass(frozen=True)
 class DeviceRound:
-    """One client's round on its device: seconds (0 for what is not known), joules, and whether memory suffices."""
+    """One client's round on its device: seconds (0 if unknown), joules, and whether memory suffices."""
 
     name: str
     device: Device
@@ -67,7 +67,7 @@ class DeviceRound:
 
     @property
     def known(self) -> bool:
-        """Whether anything is known that takes time."""
+        """Whether any rate is known that takes time."""
         d = self.device
         return any(x is not None for x in (d.uplink, d.downlink, d.operations_per_second))
 
@@ -93,7 +93,7 @@ def quantity(key: str, value: object, where: str) -> float:
     """A positive number, or a string of number, prefix and unit, in the base unit of ``key``.
 
     Raises:
-        ValueError: says what to write.
+        ValueError: the message says what to write.
     """
     number: float | None = None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -106,7 +106,7 @@ def quantity(key: str, value: object, where: str) -> float:
     if number is None:
         raise ValueError(f"{where}: {key} takes {_UNITS[key][1]}; not {value!r}")
     if not 0 < number < math.inf:
-        raise ValueError(f"{where}: {key} must be positive, not {value!r}; leave it out if it is not known")
+        raise ValueError(f"{where}: {key} must be positive, not {value!r}; leave it out if it is unknown")
     return number
 
 
@@ -119,7 +119,7 @@ def _scale(key: str, text: str) -> float | None:
 
 
 def _values(table: Mapping[str, Any], where: str, besides: Sequence[str] = ()) -> dict[str, float]:
-    """The device keys of a table; ``besides`` names keys that are something else."""
+    """The device keys of a table; ``besides`` names the other allowed keys."""
     found = {}
     for key, value in table.items():
         if key in besides:
@@ -153,7 +153,7 @@ def _list(table: Mapping[str, Any], key: str, kind: type, where: str) -> tuple[A
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """Devices of one kind: which clients have one, and what is known of it."""
+    """Devices of one kind: which clients have one, and what is known about it."""
 
     name: str
     bits: tuple[int, ...]
@@ -174,7 +174,7 @@ class Devices:
         """The device of a client: default, then its class, then its own table.
 
         Raises:
-            ValueError: if two classes claim it; a class that names it goes before one that lists its bits.
+            ValueError: if two classes claim it; a class that names it takes precedence over one that lists its bits.
         """
         named = [c for c in self.classes if name in c.clients]
         claims = named or [c for c in self.classes if bits in c.bits]
@@ -185,7 +185,7 @@ class Devices:
         return replace(Device(), **values)
 
     def check(self, known: Sequence[str]) -> None:
-        """Refuse a table that names clients the run does not have."""
+        """Raise an error for a table that names clients the run does not have."""
         named = {f"classes.{c.name}": c.clients for c in self.classes} | {"clients": tuple(self.clients)}
         for where, names in named.items():
             for name in names:
@@ -249,7 +249,7 @@ def device_round(client: ClientCost, device: Device) -> DeviceRound:
 
 
 def straggler(rounds: Mapping[str, DeviceRound]) -> DeviceRound | None:
-    """The client that a round waits for; None if nothing that is known takes time."""
+    """The client that a round waits for; None if nothing known takes time."""
     known = [r for r in rounds.values() if r.known and r.seconds > 0]
     return max(known, key=lambda r: r.seconds) if known else None
 

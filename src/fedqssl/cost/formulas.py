@@ -33,7 +33,7 @@ class BitOperations:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum."""
         return self.forward + self.backward + self.objective
 
     def __add__(self, other: BitOperations) -> BitOperations:
@@ -154,7 +154,7 @@ def gradient_bytes(weight: WeightTensor) -> int:
 def optimizer_bytes(weight: WeightTensor, rule: str, keeps: str = "") -> int:
     """``stored``: nothing; ``latent``: 4n; ``residual``: n codes of 8 bits, 256 centres and a span.
 
-    Who keeps what was received (``Algorithm.keeps``: FedProx, FedPAQ) holds a copy of its weights besides, in the client's bits.
+    A client that keeps the received model (``Algorithm.keeps``: FedProx, FedPAQ) also holds a copy of its weights, in its bits.
     """
     copy = weight_bytes(weight) if keeps else 0
     if weight.bits == FLOAT or rule == "stored":

@@ -20,7 +20,7 @@ from fedqssl.federated.algorithms.work import RoundWork
 from fedqssl.quant.packing import packed_size
 
 FORWARD_SHARE = 1 / 3
-"""Of a step's time, a pass without update: one of the three products of each layer."""
+"""Share of a step's time that a pass without update takes: one of the three products of each layer."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ClientCost:
     """One client; everything but ``memory`` is per round that it takes part in.
 
     Args:
-        name: the client's.
+        name: the client's name.
         bits: s_k.
         images: its training images.
         batch: images in one of its steps.
@@ -37,7 +37,7 @@ class ClientCost:
         memory: of a step.
         bytes_down: length of the model it receives.
         bytes_up: length of the model it sends.
-        rounds: in which it takes part, on average.
+        rounds: expected number of rounds in which it takes part.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Check:
+class LedgerCheck:
     """Formula and measurement side by side: memory of a step at the batch that was measured, packed weights on the wire."""
 
     images: int
@@ -144,14 +144,14 @@ class Ledger:
         rounds = self.per_round(full) * self.config.rounds
         return replace(rounds, bytes_down=rounds.bytes_down + self.handed_out(full))
 
-    def check(self, bits: int) -> Check | None:
+    def check(self, bits: int) -> LedgerCheck | None:
         """Formula beside measurement; None if these bits were not measured."""
         found = self.bitwidths[bits]
         if found.measured is None:
             return None
         images = found.measured.images
         packed = sum(packed_size(w.count, w.bits) for w in found.trace.weights)
-        return Check(images, found.memory(images), found.measured.memory, packed, found.wire.packed)
+        return LedgerCheck(images, found.memory(images), found.measured.memory, packed, found.wire.packed)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values only: settings, clients, full, server, bitwidths, handed_out, per_round, total."""
@@ -200,7 +200,7 @@ def _client_json(client: ClientCost) -> dict[str, Any]:
 
 
 def round_work(config: RunConfig, clients: int) -> RoundWork:
-    """What a round of the configured algorithm asks of these clients and of the server."""
+    """The work of these clients and the server in a round of the configured algorithm."""
     return get_algorithm(config.algorithm).work(config, config.participants(clients))
 
 
@@ -249,10 +249,10 @@ def ledger(
     """The cost of a run, without running it.
 
     Args:
-        config: the run's settings; its algorithm says what is trained, what is sent and what work there is.
+        config: the run's settings; its algorithm determines what is trained and sent, and the work.
         sizes: images by client; by default counted from the data, or assumed (:func:`client_sizes`).
         measure_seconds: also run a step per bitwidth, taking about this long in all; without it formulas only.
-        say: told what is being done.
+        say: receives lines of progress.
 
     Example:
         >>> from fedqssl.config import load_config
@@ -272,7 +272,7 @@ def ledger(
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """Seconds on this machine, evaluation and checkpoints not included.
 
     Args:
@@ -280,7 +280,7 @@ class Estimate:
         client_phase: all clients of a round, over the workers.
         server_phase: de-quantization and re-quantization, over the workers.
         rounds: their number.
-        workers: processes counted on: ``workers``, but no more than there are cores for.
+        workers: number of processes assumed: ``workers``, but no more than there are cores for.
         scaled: whether a full batch was extrapolated from a smaller one.
     """
 
@@ -303,14 +303,14 @@ class Estimate:
 
 
 def makespan(jobs: Iterable[float], workers: int) -> float:
-    """When the last of the jobs ends if each goes to the first free worker, longest first."""
+    """The time until all jobs are done if each goes to the first free worker, longest first."""
     ends = [0.0] * max(workers, 1)
     for job in sorted(jobs, reverse=True):
         heapq.heapreplace(ends, ends[0] + job)
     return max(ends)
 
 
-def estimate(ledger: Ledger, cores: int | None = None) -> Estimate:
+def estimate(ledger: Ledger, cores: int | None = None) -> CostEstimate:
     """Time of a run: measured seconds per step times steps, spread over workers as the engine does.
 
     With ``fraction`` below 1 the client phase is scaled by the share of clients that take part.
@@ -331,14 +331,14 @@ def estimate(ledger: Ledger, cores: int | None = None) -> Estimate:
     server += full.epoch_seconds(sum(ledger.sizes.clients.values())) * work.union_epochs
     scaled = any(w.measured is not None and w.measured.images < config.batch_size for w in widths.values())
     phase = makespan(clients.values(), workers) * work.participants / count
-    return Estimate(clients, phase, server, config.rounds, workers, scaled)
+    return CostEstimate(clients, phase, server, config.rounds, workers, scaled)
 
 
 __all__ = [
-    "Check",
     "ClientCost",
-    "Estimate",
+    "CostEstimate",
     "Ledger",
+    "LedgerCheck",
     "ServerCost",
     "Totals",
     "client_cost",

@@ -1,4 +1,4 @@
-"""From device budgets to bits: the most bits that each device can afford, and what stops it from having more.
+"""From device budgets to bits: the most bits that each device can afford, and what limits them.
 
 Costs are the ledger's. A device must hold ``MARGIN`` times what a step needs: against the peaks that ``fedqssl bench memory``
 measured, the ledger was at most 9% too low (docs/cost.md), and bits whose real peak does not fit must never be proposed.
@@ -21,13 +21,13 @@ from fedqssl.units import bytes_text, seconds_text
 LADDER = (*range(2, 17), 32)
 """Bitwidths that are tried."""
 MARGIN = 1.15
-"""Memory that a device must have, over what the ledger says a step needs."""
+"""Factor between the memory that a device must have and what the ledger says a step needs."""
 NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What a round may take besides: seconds of any client's round, and bytes up and down together; None is no limit."""
+    """Further limits on a round: seconds of any client's round, and bytes up and down together; None is no limit."""
 
     round_seconds: float | None = None
     round_bytes: float | None = None
@@ -42,7 +42,7 @@ class Choice:
         cost: in those bits, or in the fewest that were tried.
         round: on its device.
         needs: bytes of memory, margin included.
-        binding: what stops it from having more bits (or any), by name; ``nothing`` if it has the most there are.
+        binding: the limit that prevents more bits (or any), by name; ``nothing`` if it has the highest bitwidth.
         advice: the nearest change that would make an impossible device possible.
     """
 
@@ -67,7 +67,7 @@ def needed(memory: Memory) -> int:
 
 
 class Planner:
-    """Finds bits for the clients of a configuration; bitwidths are studied when they are first asked for."""
+    """Finds bits for the clients of a configuration; bitwidths are examined on first use."""
 
     def __init__(
         self, config: RunConfig, sizes: Sizes | None = None, targets: Targets | None = None, say: Say = silent
@@ -89,7 +89,7 @@ class Planner:
         return client_cost(self.config, self.sizes, name, self.study(bits))
 
     def broken(self, cost: ClientCost, device: Device) -> str | None:
-        """The first limit that these bits break, by name."""
+        """The first limit that these bits exceed, by name."""
         if device.memory is not None and needed(cost.memory) > device.memory:
             return "memory"
         if self.targets.round_bytes is not None and cost.bytes_up + cost.bytes_down > self.targets.round_bytes:
@@ -101,7 +101,7 @@ class Planner:
         return None
 
     def choose(self, name: str, device: Device, ladder: Sequence[int] = LADDER) -> Choice:
-        """The most bits of the ladder that break no limit; costs grow with bits, so the border is bisected."""
+        """The most bits that exceed no limit; costs grow with bits, so the boundary is found by bisection."""
         fits, breaks, why = -1, len(ladder), NOTHING
         while breaks - fits > 1:
             middle = (fits + breaks) // 2
@@ -116,7 +116,7 @@ class Planner:
         return Choice(name, device, bits, cost, device_round(cost, device), needed(cost.memory), why, advice)
 
     def advice(self, cost: ClientCost, device: Device, why: str) -> str:
-        """The nearest change that would let this client in at the fewest bits."""
+        """The smallest change that would let this client take part at the fewest bits."""
         if why == "bytes of a round":
             return f"--target-bytes {cost.bytes_up + cost.bytes_down} is the least in {cost.bits} bits"
         if why != "memory":
@@ -129,7 +129,7 @@ class Planner:
             if batch is not None:
                 parts = [] if width == self.config.width else [f"width={width}"]
                 parts += [] if batch == cost.batch else [f"batch_size={batch}"]
-                return f"{' '.join(parts)} would fit in {cost.bits} bits"
+                return f"{' '.join(parts)} would fit at {cost.bits} bits"
         return (
             f"a step in {cost.bits} bits needs {bytes_text(needed(cost.memory))}; use a smaller model or another device"
         )
@@ -165,7 +165,7 @@ class Planner:
             device, ladder = table.of(name, given[name]), listed_bits(table, name) or LADDER
             key = device, ladder, self.sizes.clients[name]
             if key not in known:
-                self.say(f"{name}: searching bits")
+                self.say(f"{name}: searching for bits")
                 known[key] = self.choose(name, device, ladder)
             same = known[key]
             cost, moved = replace(same.cost, name=name), replace(same.round, name=name)
@@ -174,7 +174,7 @@ class Planner:
 
 
 def listed_bits(table: Devices, name: str) -> tuple[int, ...]:
-    """Bits that the table itself gives a client: its class names it and lists bits."""
+    """Bits that the table itself assigns to a client: its class names it and lists bits."""
     for group in table.classes:
         if name in group.clients and group.bits:
             return tuple(sorted(group.bits))
@@ -188,13 +188,13 @@ def bits_line(choices: Mapping[str, Choice]) -> str | None:
 
 
 def impossible_lines(choices: Mapping[str, Choice]) -> list[str]:
-    """One line per device that can afford no bits: what stops it, and the nearest feasible change."""
+    """One line per device that cannot afford any bits: its limit, and the nearest feasible change."""
     return [f"impossible: {c.name} ({c.binding}{_against(c)}): {c.advice}" for c in choices.values() if c.bits is None]
 
 
 def _against(choice: Choice) -> str:
     if choice.binding == "memory" and choice.device.memory is not None:
-        return f": {bytes_text(choice.needs)} needed, {bytes_text(choice.device.memory)} there"
+        return f": {bytes_text(choice.needs)} needed, {bytes_text(choice.device.memory)} available"
     if choice.binding in ("download", "upload", "training time"):
         return f": a round takes {seconds_text(choice.round.seconds)}"
     return ""

@@ -1,4 +1,4 @@
-"""How many images each client and the server's buffer hold; from the data, or assumed where they are not at hand."""
+"""How many images each client and the server's buffer hold; counted from the data, or assumed if they are not available."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sizes:
         buffer: images of the server's buffer D_g.
         image: (C, H, W).
         note: what was assumed; empty if everything was counted.
-        classes: that the labels name; for supervised algorithms.
+        classes: number of classes; for supervised algorithms.
     """
 
     clients: Mapping[str, int]
@@ -37,12 +37,12 @@ class Sizes:
 
     @property
     def assumed(self) -> bool:
-        """Whether the numbers are not counted from the data."""
+        """Whether the numbers were assumed rather than counted."""
         return bool(self.note)
 
 
 def sizes_of(partition: Partition, image: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> Sizes:
-    """The sizes of a partition that was made already."""
+    """The sizes of an existing partition."""
     counts = {name: len(split.train) for name, split in partition.clients.items()}
     return Sizes(counts, len(partition.buffer), image, classes=classes)
 
@@ -69,7 +69,7 @@ def _at_hand(config: RunConfig) -> bool:
 
 
 def assumed_sizes(config: RunConfig) -> Sizes:
-    """CIFAR's known 50,000 images (or ``images`` of them), dealt evenly whatever ``partition`` says."""
+    """CIFAR's known 50,000 images (or ``images`` of them), split evenly whatever ``partition`` says."""
     if config.partition == "natural":
         raise ValueError(f"{config.data} has no natural groups; set partition=dirichlet, or iid")
     count = min(CIFAR_IMAGES, config.images or CIFAR_IMAGES)
@@ -78,7 +78,7 @@ def assumed_sizes(config: RunConfig) -> Sizes:
     train = share - round(share * TEST_FRACTION)
     if train < 1:
         raise ValueError(f"{count} images are too few for {config.clients} clients; use fewer clients or more images")
-    split = "" if config.partition == "iid" else f"; the run deals them by {config.partition}"
+    split = "" if config.partition == "iid" else f"; the run splits them by {config.partition}"
     note = f"{config.data} is not on this machine: {count:,} images assumed, split evenly{split}"
     return Sizes(
         dict.fromkeys(client_names(config.clients), train), buffer, (3, 32, 32), note, CIFAR_CLASSES[config.data]

@@ -1,4 +1,4 @@
-"""The layers' real shapes and bits, by forward hooks on a (converted) model; what every formula of the ledger starts from."""
+"""The layers' real shapes and bits, by forward hooks on a (converted) model; the basis of every formula of the ledger."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Product:
         weight_bits: M of the weights.
         input_bits: K of the input's codes.
         gradient_bits: bits of the output's gradient.
-        input_gradient: whether backward goes on to the input (not for the layer that reads the images).
+        input_gradient: whether the backward pass continues to the input (not for the layer that reads the images).
     """
 
     name: str
@@ -108,7 +108,7 @@ class _Recorder:
         self._seen: dict[tuple[int, str], object] = {}
 
     def keep(self, owner: object, saved: Saved, kind: str = "") -> None:
-        """Note a saved tensor once, however many layers save it."""
+        """Record a saved tensor once, however many layers save it."""
         if (id(owner), kind) not in self._seen:
             self._seen[id(owner), kind] = owner
             self.saved.append(saved)
@@ -206,10 +206,10 @@ def _attach(model: nn.Module, recorder: _Recorder) -> Iterator[torch.utils.hooks
 
 
 def trace(model: nn.Module, image: tuple[int, int, int] = (3, 32, 32)) -> Trace:
-    """Run two random images of shape ``(C, H, W)`` through a copy of the model and note every layer's shapes and bits.
+    """Run two random images of shape ``(C, H, W)`` through a copy of the model and record every layer's shapes and bits.
 
-    Takes models from ``to_lowbit`` at any precision, and plain torch models. Operators that are no modules (``F.max_pool2d``,
-    say) are not seen: a measurement beside the formula shows what they keep.
+    Takes models from ``to_lowbit`` at any precision, and plain torch models. Operators that are not modules (such as
+    ``F.max_pool2d``) are not seen: a measurement beside the formula shows what they keep.
     """
     model = copy.deepcopy(model).train()
     recorder = _Recorder()

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009) from the official archives, on disk or downloaded once.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009) from the official archives, found on disk or downloaded once.
 
 The binary version is preferred: it is bytes and needs no unpickling. The python version is read by an unpickler that builds
 dicts, lists, numbers, byte strings and integer arrays and nothing else.
@@ -78,14 +78,14 @@ def read_cifar(
 ) -> ImageSet:
     """Read one split of ``cifar10`` or ``cifar100`` (fine labels).
 
-    The official folder is looked for in ``data_dir`` and in the cache folder; if it is in neither, the archive is downloaded
+    The official folder is searched in ``data_dir`` and in the cache folder; if it is in neither, the archive is downloaded
     and unpacked there (``data_dir`` if it is given).
 
     Raises:
-        DataError: cannot be fetched, or a file is missing or damaged.
+        DataError: the archive cannot be fetched, or a file is missing or damaged.
     """
     if name not in LAYOUTS:
-        raise DataError(f"no CIFAR set '{name}'; use {' or '.join(LAYOUTS)}")
+        raise DataError(f"unknown CIFAR set '{name}'; use {' or '.join(LAYOUTS)}")
     layout = LAYOUTS[name]
     if split not in layout.files:
         raise DataError(f"{layout.title} has no split '{split}'; use train or test")
@@ -173,7 +173,7 @@ def _names_python(folder: Path, layout: Layout) -> tuple[str, ...] | None:
     data = safe_unpickle(_bytes(folder, file, layout), folder / file)
     names = data.get(key) if isinstance(data, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
-        raise DataError(f"{folder / file}: has no names of classes; fetch {layout.title} again")
+        raise DataError(f"{folder / file}: has no class names; fetch {layout.title} again")
     return tuple(name.decode("utf-8", "replace") for name in names) or None
 
 
@@ -192,7 +192,7 @@ def safe_unpickle(data: bytes, where: Path) -> Any:
 
 
 class _Dtype:
-    """Stands for ``numpy.dtype``: an integer type, and nothing with fields, objects or flags."""
+    """Stand-in for ``numpy.dtype``: an integer type, and nothing with fields, objects or flags."""
 
     def __init__(self, code: object, *flags: object) -> None:
         text = code.decode("ascii", "replace") if isinstance(code, bytes) else code
@@ -208,7 +208,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for ``numpy.ndarray``: numpy's own state setters trust the file, so arrays are made from checked parts."""
+    """Stand-in for ``numpy.ndarray``: numpy's own state setters trust the file, so arrays are made from checked parts."""
 
     values: npt.NDArray[Any] = np.empty(0, np.uint8)
 
@@ -251,7 +251,7 @@ class _Unpickler(pickle.Unpickler):
         return _ALLOWED[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
-        """No outside objects."""
+        """Refuse references to outside objects."""
         raise DataError("refused: the file refers to outside objects; use the official files")
 
 

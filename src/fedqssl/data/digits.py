@@ -1,4 +1,4 @@
-"""The set ``digits``: 1,797 real hand-written digits that come with scikit-learn; small, grey, offline."""
+"""The data set ``digits``: 1,797 real handwritten digits that come with scikit-learn; small, grey, offline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def digits(split: str = "train", size: int = 32) -> ImageSet:
         size: the 8x8 originals are enlarged to this height and width.
 
     Raises:
-        DataError: scikit-learn is not installed, or there is no such split.
+        DataError: scikit-learn is not installed, or the split is unknown.
     """
     if split not in ("train", "test"):
         raise DataError(f"digits has no split '{split}'; use train or test")

@@ -1,4 +1,4 @@
-"""Files from the web: fetched once, resumed after a cut, checked, and unpacked safely."""
+"""Files from the web: downloaded once, resumed after an interruption, checked, and unpacked safely."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedqssl.data.images import DataError
 from fedqssl.data.pixels import line
 
 DownloadProgress = Callable[[int, int | None], None]
-"""Called with the bytes so far and, when the server tells, of all."""
+"""Called with the bytes so far and, if the server says so, the total."""
 
 ATTEMPTS = 4
 TIMEOUT_SECONDS = 30.0
@@ -33,18 +33,18 @@ def cache_folder() -> Path:
 
 
 def download(url: str, target: Path, md5: str, progress: DownloadProgress | None = None) -> Path:
-    """Fetch a file unless it is there, with the right checksum; a cut download goes on where it stopped.
+    """Download a file unless it exists with the right checksum; an interrupted download is resumed where it stopped.
 
-    What has arrived is kept in ``<target>.part``; the target appears only when it is whole and right.
+    Partial data are kept in ``<target>.part``; the target appears only when it is complete and correct.
 
     Args:
         url: http or https.
         target: where the file goes; its folder is made.
         md5: published checksum, in hexadecimal.
-        progress: told after every piece.
+        progress: called after every piece.
 
     Raises:
-        DataError: the server cannot be reached, or what it sent has another checksum.
+        DataError: the server cannot be reached, or the file has another checksum.
     """
     if target.is_file() and _md5(target) == md5:
         return target
@@ -56,7 +56,7 @@ def download(url: str, target: Path, md5: str, progress: DownloadProgress | None
         if found != md5:
             part.unlink()
             raise DataError(
-                f"{url}: checksum is {found}, not {md5}; try again, or fetch it by hand into {target.parent}"
+                f"{url}: checksum is {found}, not {md5}; try again, or download it by hand into {target.parent}"
             )
         part.replace(target)
     except OSError as error:  # the disk; errors of the network are handled above
@@ -65,7 +65,7 @@ def download(url: str, target: Path, md5: str, progress: DownloadProgress | None
 
 
 def _receive_all(url: str, part: Path, progress: DownloadProgress | None) -> None:
-    """Ask for what is missing until nothing is; give up after several cuts in a row without a new byte between."""
+    """Request the missing bytes until the file is complete; give up after several interruptions in a row without a new byte."""
     failures = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
@@ -74,12 +74,12 @@ def _receive_all(url: str, part: Path, progress: DownloadProgress | None) -> Non
             return
         except (_CutError, urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             if isinstance(error, urllib.error.HTTPError) and 400 <= error.code < 500:
-                raise DataError(f"{url}: {line(error)}; fetch it by hand and pass its folder as data_dir") from error
+                raise DataError(f"{url}: {line(error)}; download it by hand and pass its folder as data_dir") from error
             gained = (part.stat().st_size if part.exists() else 0) > before
             failures = 1 if gained else failures + 1
             if failures >= ATTEMPTS:
                 raise DataError(
-                    f"{url}: cannot be fetched ({line(error)}); check the network and run again to go on, or pass data_dir"
+                    f"{url}: cannot be fetched ({line(error)}); check the network and run again to resume, or pass data_dir"
                 ) from error
 
 
@@ -88,7 +88,7 @@ class _CutError(Exception):
 
 
 def _receive(url: str, part: Path, have: int, progress: DownloadProgress | None) -> None:
-    """One request for the bytes from ``have`` on, appended to the part; a server without ranges starts anew."""
+    """Request the bytes from ``have`` on and append them to the part; without range support the server starts over."""
     headers = {"User-Agent": "fedqssl"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
@@ -114,7 +114,7 @@ def _receive(url: str, part: Path, have: int, progress: DownloadProgress | None)
                 if progress is not None:
                     progress(done, total)
     if total is not None and done < total:
-        raise _CutError(f"cut after {done} of {total} bytes")
+        raise _CutError(f"interrupted after {done} of {total} bytes")
 
 
 def _range_start(headers: Any) -> int:
@@ -128,7 +128,7 @@ def _range_total(headers: Any) -> int | None:
 
 
 def _md5(path: Path) -> str:
-    """The published checksums are MD5: good against accidents, which is what they are for."""
+    """The published checksums are MD5: good enough against accidental damage, which is their purpose."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -137,9 +137,9 @@ def _md5(path: Path) -> str:
 
 
 def unpack(archive: Path, member: str, into: Path) -> Path:
-    """Unpack the top folder ``member`` of a tar file to ``into/member``; it appears whole or not at all.
+    """Unpack the top folder ``member`` of a tar file to ``into/member``; it appears completely or not at all.
 
-    Members that point outside, devices and links to elsewhere are refused (tar filter "data").
+    Entries that point outside, devices and links to other places are refused (tar filter "data").
     """
     if not hasattr(tarfile, "data_filter"):
         raise DataError(f"this Python cannot unpack safely; update it, or unpack {archive} by hand and pass data_dir")
@@ -150,7 +150,7 @@ def unpack(archive: Path, member: str, into: Path) -> Path:
         with tarfile.open(archive) as tar:
             tar.extractall(scratch, filter="data")
         if not (scratch / member).is_dir():
-            raise DataError(f"{archive}: has no folder {member}; fetch it again")
+            raise DataError(f"{archive}: has no folder {member}; download it again")
         if not final.exists():
             (scratch / member).replace(final)
     except (tarfile.TarError, EOFError, OSError) as error:

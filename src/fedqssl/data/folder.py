@@ -1,6 +1,6 @@
 """Reader of a folder of pictures of any kind and size.
 
-Layouts, found by looking:
+Layouts, detected automatically:
 
 * ``cat/1.jpg, dog/2.png``: sub-folders are classes.
 * ``phone-a/cat/1.jpg, phone-b/cat/2.jpg``: two levels with recurring inner names are natural clients, then classes.
@@ -33,7 +33,7 @@ TEST_SHARE = 0.2
 
 @dataclass(frozen=True)
 class _File:
-    """A picture, its path below the split's folder, and what its folders say."""
+    """A picture, its path below the split's folder, and the class and client that its folders name."""
 
     path: Path
     relative: PurePosixPath
@@ -60,7 +60,7 @@ def read_folder(path: str | Path, split: str = "train", size: int = 32, on_bad: 
         raise DataError(f"size must be at least 1, not {size}; 32 is usual")
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise DataError(f"{root}: no such folder; pass one that holds images")
+        raise DataError(f"{root}: no such folder; give a folder of images")
     files, names, skipped = _split_files(root, split, on_bad)
     images: list[torch.Tensor] = []
     kept: list[_File] = []
@@ -69,7 +69,7 @@ def read_folder(path: str | Path, split: str = "train", size: int = 32, on_bad: 
             pixels = decode(file.path, str(file.path), size)
         except CorruptImageError as error:
             if on_bad == "error":
-                raise DataError(f"{error} (or choose on_bad=skip)") from error
+                raise DataError(f"{error} (or set on_bad=skip)") from error
             skipped.append(str(error))
             continue
         images.append(torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))))
@@ -90,7 +90,7 @@ def _image_set(images: list[torch.Tensor], files: list[_File], names: tuple[str,
 
 
 def _split_files(root: Path, split: str, on_bad: OnBad) -> tuple[list[_File], tuple[str, ...] | None, list[str]]:
-    """The files of the split, the names of the classes of both splits, and what was left out."""
+    """The files of the split, the names of the classes of both splits, and the skipped files."""
     held_out = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
     train = root / "train" if (root / "train").is_dir() else None
     if held_out is None and _folders(root) != ["train"]:
@@ -126,7 +126,7 @@ def _visible(name: str) -> bool:
 
 
 def _walk(folder: Path) -> list[_File]:
-    """All pictures below a folder in a fixed order; hidden files are left out, linked folders are visited once."""
+    """All pictures below a folder in a fixed order; hidden files are skipped, linked folders are visited once."""
     found = []
     seen = {os.path.realpath(folder)}
     for here, folders, names in os.walk(folder, followlinks=True):
@@ -154,7 +154,7 @@ def _label(files: list[_File], on_bad: OnBad, skipped: list[str]) -> list[_File]
         return files
     if loose and on_bad == "error":
         raise DataError(
-            f"{loose[0].path}: an image beside folders of images; move it into one of them (or choose on_bad=skip)"
+            f"{loose[0].path}: an image beside folders of images; move it into one of them (or set on_bad=skip)"
         )
     skipped.extend(f"{file.path}: an image beside folders of images" for file in loose)
     inside = [file for file in files if len(file.relative.parts) > 1]

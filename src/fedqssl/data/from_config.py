@@ -1,4 +1,4 @@
-"""The training images that a configuration names, split as it says; the same wherever it is asked for."""
+"""The training images that a configuration names, partitioned as it says; always with the same result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedqssl.data.registry import load_dataset
 
 
 def training_split(config: RunConfig, progress: DownloadProgress | None = None) -> tuple[ImageSet, Partition]:
-    """All clients' images with the buffer's, no more than ``config.images`` of them, and whose they are."""
+    """All images of the clients and the buffer, at most ``config.images`` of them, and the partition."""
     natural = config.partition == "natural"
     images = None if natural else config.images  # only all of them tell what their folders' names mean
     train = load_dataset(config.data, "train", config.data_dir, config.on_bad, progress=progress, images=images)

@@ -15,18 +15,18 @@ class DataError(ValueError):
 
 
 class DataWarning(UserWarning):
-    """Something was left out of a data set, as asked; the message names it."""
+    """Something in a data set was skipped, as configured; the message names it."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Decoded images and, when the source has them, their labels.
+    """Decoded images and, if the source has them, their labels.
 
     Args:
         images: (N, C, H, W) uint8 with C = 1 or 3.
         labels: (N,) int64, or None for an unlabeled set.
-        class_names: the name of each label, or None when the source does not tell.
-        groups: the natural client of each image (a folder or a metadata value), or None when the source has none.
+        class_names: the name of each label, or None if the source has none.
+        groups: the natural client of each image (a folder or a metadata value), or None if the source has none.
     """
 
     images: Tensor
@@ -47,7 +47,7 @@ class ImageSet:
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes: that of the names if they are known, else the largest label + 1; None without labels."""
+        """Number of classes: that of the class names if they are known, else the largest label + 1; None without labels."""
         if self.labels is None:
             return None
         if self.class_names is not None:
@@ -91,7 +91,7 @@ def _check_labels(labels: Tensor, count: int, names: tuple[str, ...] | None) -> 
 
 
 def drawn(count: int, images: int | None) -> Tensor | None:
-    """Positions of no more than ``images`` of so many, in order and always the same; None for all of them."""
+    """Positions of at most ``images`` of so many, in order and always the same; None for all of them."""
     if images is not None and images < 1:
         raise DataError(f"images must be at least 1, not {images}; leave it out to take all")
     if images is None or images >= count:
@@ -100,13 +100,13 @@ def drawn(count: int, images: int | None) -> Tensor | None:
 
 
 def at_most(data: ImageSet, images: int | None) -> ImageSet:
-    """No more than so many images of a set; itself if it has no more."""
+    """At most so many images of a set; the set itself if it has no more."""
     keep = drawn(len(data), images)
     return data if keep is None else data.subset(keep)
 
 
 def resized(data: ImageSet, size: int) -> ImageSet:
-    """The same set with images of ``size x size`` (centre square, antialiased bilinear); itself if it already is."""
+    """The same set with images of ``size x size`` (centre square, antialiased bilinear); the set itself if they already are."""
     if size < 1:
         raise DataError(f"size must be at least 1, not {size}; 32 is usual")
     height, width = data.images.shape[2:]

@@ -46,13 +46,13 @@ def read_parquet(
 
     Args:
         path: folder with ``<split>-*.parquet``, each with a column ``img`` or ``image`` of {bytes, path}.
-        split: ``train``, ``test`` or whatever the files are named.
+        split: ``train``, ``test`` or any other prefix of the files.
         limit: read only the first rows.
         label: label column, such as ``coarse_label``; by default ``label`` or ``fine_label``, if any.
         group: column that names each image's natural client; by default ``client``, ``client_id``, ..., if any.
         size: resize the centre square of every image; by default they must all have one size.
         on_bad: what to do with a corrupt image: ``error``, or ``skip`` it with a warning that names it.
-        images: decode no more than so many rows, drawn from all, always the same; the others are not looked at.
+        images: decode at most so many rows, drawn from all, always the same; the others are not decoded.
 
     Raises:
         DataError: the folder, split, column or an image is missing or unusable.
@@ -90,7 +90,7 @@ def read_parquet(
 def _decoded(
     rows: Iterator[_Row], columns: _Columns, size: int | None, on_bad: OnBad
 ) -> tuple[list[npt.NDArray[np.uint8]], list[Any], list[Any], list[str]]:
-    """Pixels, labels and groups of the good rows, and why each other one was skipped."""
+    """Pixels, labels and groups of the valid rows, and why each of the others was skipped."""
     images: list[npt.NDArray[np.uint8]] = []
     labels: list[Any] = []
     groups: list[Any] = []
@@ -119,16 +119,16 @@ def _labels(values: list[Any], shard: Path, label: str) -> Tensor:
 
 
 def _filled(value: Any, column: str | None, where: str) -> Any:
-    """The value of a column that is used; an empty one is an error."""
+    """The value of a used column; an empty value is an error."""
     if column is not None and value is None:
         raise DataError(f"{where}: '{column}' is empty; fill in every row or drop the column")
     return value
 
 
 def _shards(folder: Path, split: str) -> list[Path]:
-    """The split's files in order; a set named ``-of-00002`` with one file is incomplete, not small."""
+    """The split's files in order; a data set named ``-of-00002`` with only one file is incomplete."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; pass one with {split}-*.parquet files")
+        raise DataError(f"{folder}: no such folder; give a folder with {split}-*.parquet files")
     shards = sorted(folder.glob(f"{split}-*.parquet"))
     if not shards:
         found = sorted({file.name.split("-")[0] for file in folder.glob("*-*.parquet")})
@@ -148,7 +148,7 @@ def _open(parquet: Any, shard: Path) -> Any:
 
 
 def _columns(schema: Any, shard: Path, label: str | None, group: str | None) -> _Columns:
-    """Which columns to read; label and group may be absent unless they were asked for."""
+    """The columns to read; label and group may be absent unless they were requested."""
     has = ", ".join(schema.names)
     image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
     if image is None:
@@ -187,7 +187,7 @@ def _rows(parquet: Any, shards: list[Path], columns: _Columns, limit: int | None
 
 
 def _count(parquet: Any, shards: list[Path], limit: int | None) -> int:
-    """How many rows there are, from the shards' own tables of contents."""
+    """The number of rows, from the shards' metadata."""
     total = 0
     for shard in shards:
         with _open(parquet, shard) as file:

@@ -1,8 +1,8 @@
 """Who holds which images: client splits with their own label distributions, and the server's unlabeled buffer D_g.
 
 Every client's test images are a stratified part of its own share, so that they follow its own label distribution. The buffer is
-taken first, uniformly over all images and without looking at labels; it, the clients' training and their test images are
-disjoint. All sizes are checked: a split that cannot work is an error that says which setting to change.
+drawn first, uniformly over all images and without using labels; the buffer, the clients' training images and their test images
+are disjoint. All sizes are checked: an impossible split is an error that says which setting to change.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Partition:
             splits = {str(n): ClientSplit(_indices(c["train"]), _indices(c["test"])) for n, c in clients.items()}
             return cls(_indices(data["buffer"]), splits)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise PartitionError("not a partition; make it anew from the run's config") from error
+            raise PartitionError("not a partition; create it again from the run's config") from error
 
 
 def _indices(values: Any) -> Tensor:
@@ -90,7 +90,7 @@ def dirichlet(beta: float) -> Assign:
             members = rng.permutation(np.flatnonzero(labels == label))
             shares = rng.dirichlet(np.full(clients, beta))
             if not np.isfinite(shares).all():
-                raise PartitionError(f"beta {beta} is out of a computer's range; the paper uses 0.1, 0.5 and 5")
+                raise PartitionError(f"beta {beta} is outside the numeric range; the paper uses 0.1, 0.5 and 5")
             cuts = (np.cumsum(shares)[:-1] * len(members)).astype(int)
             for part, piece in zip(parts, np.split(members, cuts), strict=True):
                 part.append(piece)
@@ -100,7 +100,7 @@ def dirichlet(beta: float) -> Assign:
 
 
 def classes_per_client(k: int) -> Assign:
-    """Every client holds k classes, dealt so that each class has as equal a number of holders as possible."""
+    """Every client holds k classes, assigned so that the classes have as equal numbers of holders as possible."""
     if k < 1:
         raise PartitionError(f"classes per client must be at least 1, not {k}")
 
@@ -127,7 +127,7 @@ def classes_per_client(k: int) -> Assign:
 
 
 def two_n_way(minority: float) -> Assign:
-    """The paper's 2n-way skew (App. A.4): n clients, 2n classes; client k has classes 2k and 2k+1 and few of the others.
+    """The paper's 2n-way skew (App. A.4): n clients, 2n classes; client k has classes 2k and 2k+1 and a few images of the others.
 
     ``minority`` is the share of each class that is spread evenly over the clients that do not own it.
     """
@@ -160,7 +160,7 @@ def natural(groups: Sequence[str]) -> dict[str, np.ndarray]:
     for name in sorted(set(groups)):
         if not name.isprintable() or name.strip(". ") != name or not name or set(name) & set('/\\:*?"<>|'):
             raise PartitionError(
-                f"group {name!r} cannot name a client's folder; rename it without / \\ : * ? and outer dots"
+                f"group {name!r} cannot be used as a folder name; rename it without / \\ : * ? and outer dots"
             )
     values = np.asarray(groups)
     return {name: np.flatnonzero(values == name) for name in sorted(set(groups))}
@@ -176,19 +176,19 @@ def make_partition(
     test_fraction: float = 0.2,
     remedy: str = "fewer clients or more images",
 ) -> Partition:
-    """Draw the buffer, deal the rest to the clients, and cut each client's share into training and test images.
+    """Draw the buffer, distribute the rest to the clients, and split each client's share into training and test images.
 
     Draws are repeated (up to 200 times) until every client has at least 8 training and 2 test images.
 
     Args:
         count: number of images.
-        labels: (count,) of them, or None if ``assign`` does not need them.
-        assign: deals images to clients by their labels.
+        labels: one per image, (count,), or None if ``assign`` does not need them.
+        assign: distributes images to clients by their labels.
         clients: their number.
         buffer_ratio: share of the images that goes to the server's buffer.
-        seed: of all draws.
+        seed: for all draws.
         test_fraction: share of each client's images that is its test set.
-        remedy: what an error about too small shares recommends.
+        remedy: what an error about small shares recommends.
     """
     if clients < 1:
         raise PartitionError(f"at least 1 client is needed, not {clients}")
@@ -238,7 +238,7 @@ def natural_partition(
 
 
 def _values(count: int, labels: Tensor | None) -> np.ndarray:
-    """Labels as numpy; all zero without."""
+    """Labels as a numpy array; all zero if there are none."""
     if labels is None:
         return np.zeros(count, dtype=np.int64)
     if labels.shape != (count,):
@@ -264,9 +264,9 @@ def _buffer(count: int, ratio: float, seed: int) -> tuple[Tensor, np.ndarray]:
 def _cut(
     shares: dict[str, np.ndarray], values: np.ndarray, test_fraction: float, rng: np.random.Generator
 ) -> dict[str, ClientSplit]:
-    """Training and test images of each client, stratified: each class is cut in the same proportion, up to one image.
+    """Training and test images of each client, stratified: each class is split in the same proportion, up to one image.
 
-    The share is put in order of label (random within a label), and test images are taken at equal steps from a random start.
+    The share is sorted by label (random within a label), and test images are taken at equal steps from a random start.
     """
     if not 0 < test_fraction < 1:
         raise PartitionError(f"test_fraction must be between 0 and 1, not {test_fraction}; 0.2 is usual")
@@ -284,7 +284,7 @@ def _cut(
 
 @dataclass(frozen=True)
 class PartitionKind:
-    """A way to deal images to clients; ``assign`` makes it from the settings, None for natural groups."""
+    """A way to distribute images to clients; ``assign`` builds it from the settings, None for natural groups."""
 
     description: str
     needs_labels: bool
@@ -325,27 +325,27 @@ def build_partition(
     buffer_ratio: float = 0.1,
     seed: int = 0,
 ) -> Partition:
-    """Split an image set as one of ``PARTITIONS`` says.
+    """Split an image set by one of ``PARTITIONS``.
 
     Args:
         images: what to split.
         kind: a name in ``PARTITIONS``.
         clients: their number; may be None for ``natural``, where it is the number of groups.
-        beta: of ``dirichlet``.
-        classes_per_client: of ``classes``.
-        minority: of ``skew``.
+        beta: for ``dirichlet``.
+        classes_per_client: for ``classes``.
+        minority: for ``skew``.
         buffer_ratio: share of the images that becomes the server's buffer.
         seed: the same seed gives the same partition.
 
     Raises:
-        PartitionError: says which setting cannot work and what to change.
+        PartitionError: the message says which setting cannot work and what to change.
     """
     if kind not in PARTITIONS:
         hint = nearest(kind, PARTITIONS, f"; choose from {', '.join(PARTITIONS)}")
         raise PartitionError(f"unknown partition '{kind}'{hint}")
     entry = PARTITIONS[kind]
     if entry.needs_labels and images.labels is None:
-        raise PartitionError(f"partition '{kind}' needs labels and these images have none; use iid or natural")
+        raise PartitionError(f"partition '{kind}' needs labels, but these images have none; use iid or natural")
     if entry.assign is None:
         if images.groups is None:
             raise PartitionError("these images have no natural groups; put each client's into a folder, or use iid")
@@ -354,13 +354,13 @@ def build_partition(
             raise PartitionError(f"these images have {found} natural groups, not {clients}; set clients={found}")
         return natural_partition(images.groups, images.labels, buffer_ratio, seed)
     if clients is None:
-        raise PartitionError(f"partition '{kind}' needs a number of clients; set clients=10, say")
+        raise PartitionError(f"partition '{kind}' needs a number of clients; set, for example, clients=10")
     assign = entry.assign(beta, classes_per_client, minority)
     return make_partition(len(images), images.labels, assign, clients, buffer_ratio, seed, remedy=entry.remedy)
 
 
 def label_counts(partition: Partition, labels: Tensor) -> dict[str, dict[str, list[int]]]:
-    """How many training and test images of each class every client has: ``{client: {"train": [...], "test": [...]}}``."""
+    """Training and test images of each class at every client: ``{client: {"train": [...], "test": [...]}}``."""
     classes = int(labels.max()) + 1
     return {
         name: {

@@ -1,4 +1,4 @@
-"""One encoded picture, of any kind, to RGB pixels: shared by the readers of folders and of parquet files."""
+"""Decodes a picture of any kind to RGB pixels: shared by the readers of folders and of parquet files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedqssl.data.images import DataError, DataWarning
 MAX_PIXELS = 64_000_000  # a larger picture is refused before it is decoded: it may be a decompression bomb
 
 _KINDS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"RIFF": "WEBP", b"GIF8": "GIF"}
-"""First bytes of the usual kinds: pillow otherwise tries its readers one by one, which takes as long as decoding 32x32 pixels."""
+"""First bytes of common formats: pillow otherwise tries its readers in turn, which takes as long as decoding 32x32 pixels."""
 
 OnBad = Literal["error", "skip"]
 
 
 class MissingExtraError(DataError, ImportError):
-    """An optional package is needed; the message says which, and how to get it."""
+    """An optional package is missing; the message says which, and how to install it."""
 
 
 class CorruptImageError(DataError):
@@ -30,7 +30,7 @@ class CorruptImageError(DataError):
 
 
 def import_extra(module: str, package: str, purpose: str, extra: str = "data") -> Any:
-    """Import an optional module, or say how to get it."""
+    """Import an optional module, or raise an error that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -38,7 +38,7 @@ def import_extra(module: str, package: str, purpose: str, extra: str = "data") -
 
 
 def check_on_bad(on_bad: str) -> None:
-    """Refuse anything but ``error`` and ``skip``."""
+    """Raise an error for anything but ``error`` and ``skip``."""
     if on_bad not in ("error", "skip"):
         raise DataError(f"on_bad must be 'error' or 'skip', not '{on_bad}'")
 
@@ -46,8 +46,8 @@ def check_on_bad(on_bad: str) -> None:
 def decode(source: bytes | Path, where: str, size: int | None = None) -> npt.NDArray[np.uint8]:
     """Pixels (H, W, 3) of one picture, upright; cropped to its centre square and resized when ``size`` is given.
 
-    Grey, palette, CMYK and 16-bit pictures become 8-bit RGB; what is transparent becomes white; of an animation the first
-    frame counts.
+    Grey, palette, CMYK and 16-bit pictures become 8-bit RGB; transparency becomes white; of an animation the first
+    frame is used.
 
     Raises:
         CorruptImageError: the picture is damaged, of an unknown kind or larger than ``MAX_PIXELS``.
@@ -79,7 +79,7 @@ def decode(source: bytes | Path, where: str, size: int | None = None) -> npt.NDA
 
 
 def _opened(pillow: Any, source: bytes | Path) -> Any:
-    """Pillow's picture, by the reader that the first bytes ask for; any reader may try where they say nothing."""
+    """Open a picture with the reader that its first bytes indicate, or try all readers if they are unknown."""
     if isinstance(source, Path):
         return pillow.open(source)
     kind = next((kind for start, kind in _KINDS.items() if source.startswith(start)), None)
@@ -87,7 +87,7 @@ def _opened(pillow: Any, source: bytes | Path) -> Any:
 
 
 def _to_rgb(pillow: Any, picture: Any) -> Any:
-    """8-bit RGB of any mode of pillow's."""
+    """8-bit RGB from any of pillow's modes."""
     if picture.mode == "F" or picture.mode.startswith("I"):
         return pillow.fromarray(_to_bytes(np.asarray(picture))).convert("RGB")
     if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
@@ -109,7 +109,7 @@ def _to_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def warn_skipped(skipped: list[str], source: Path) -> None:
-    """One warning that counts and names what was left out."""
+    """One warning that counts and names the skipped items."""
     if skipped:
         more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
         warnings.warn(f"{source}: skipped {len(skipped)}: {'; '.join(skipped[:5])}{more}", DataWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Datasets by name: everything that the setting ``data`` can be."""
+"""Datasets by name: all values of the setting ``data``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCENES_IMAGES = {"train": 5000, "test": 2000}
 
 @dataclass(frozen=True)
 class DatasetRequest:
-    """What is wanted of a dataset; ``path`` is what follows the colon of ``folder:`` and ``parquet:``."""
+    """What to load from a dataset; ``path`` is what follows the colon of ``folder:`` and ``parquet:``."""
 
     split: Split
     data_dir: Path | None
@@ -39,7 +39,7 @@ class DatasetRequest:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A source of images; ``takes_path`` ones are written ``name:PATH``, ``draws`` ones read no more than are wanted."""
+    """A source of images; ``takes_path`` ones are written ``name:PATH``, ``draws`` ones read only as many as requested."""
 
     name: str
     description: str
@@ -58,7 +58,7 @@ DATASETS: dict[str, Dataset] = {
         ),
         Dataset(
             "digits",
-            "scikit-learn's hand-written digits, grey, 1,438 + 359 images (pip install 'fedqssl[data]')",
+            "scikit-learn's handwritten digits, grey, 1,438 + 359 images (pip install 'fedqssl[data]')",
             lambda request: digits(request.split, request.size),
         ),
         Dataset(
@@ -73,7 +73,7 @@ DATASETS: dict[str, Dataset] = {
         ),
         Dataset(
             "folder",
-            "folder:PATH, images of any kind and size; sub-folders are classes, if there are any",
+            "folder:PATH, images of any kind and size; sub-folders, if any, are classes",
             lambda request: read_folder(request.path, request.split, request.size, request.on_bad),
             takes_path=True,
         ),
@@ -93,7 +93,7 @@ _KEPT: dict[tuple[object, ...], ImageSet] | None = None
 
 @contextmanager
 def kept_datasets() -> Iterator[None]:
-    """Inside, this process reads and decodes every data set once: 15 s of each CIFAR-10 run that follows another."""
+    """Within this context every data set is read and decoded only once: saves 15 s for each further CIFAR-10 run."""
     global _KEPT
     before, _KEPT = _KEPT, {} if _KEPT is None else _KEPT
     try:
@@ -120,11 +120,11 @@ def load_dataset(
     Args:
         spec: a name in ``DATASETS``, or ``folder:PATH`` or ``parquet:PATH``.
         split: ``train`` or ``test``.
-        data_dir: where official archives are, or are downloaded to.
-        on_bad: a corrupt image of a folder or parquet file is an ``error``, or is left out with a warning (``skip``).
+        data_dir: where official archives are stored or downloaded to.
+        on_bad: whether a corrupt image of a folder or parquet file is an ``error`` or is skipped with a warning (``skip``).
         size: height and width of the images returned.
-        progress: told about downloads.
-        images: no more than so many, drawn from all, always the same.
+        progress: called during downloads.
+        images: at most so many, drawn from all, always the same.
 
     Raises:
         DataError: one line that says what to do.

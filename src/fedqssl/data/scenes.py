@@ -1,8 +1,8 @@
-"""The embedded set ``scenes``: ten materials, drawn by formula; no download, no files.
+"""The embedded data set ``scenes``: ten materials, drawn by formula; no download, no files.
 
-A class is a texture (stripes, checks, bricks, ...) that fills the whole image, so any two crops of an image share it: what
-contrastive learning finds is what makes the class. Phase, orientation, scale, colours, light and noise are random and say nothing
-about the class, so no fixed pixel does either: a linear classifier on pixels fails.
+A class is a texture (stripes, checks, bricks, ...) that fills the whole image, so any two crops of an image share it: contrastive
+learning finds exactly what defines the class. Phase, orientation, scale, colours, light and noise are random and
+independent of the class, so no fixed pixel is informative: a linear classifier on pixels fails.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def scenes(count: int, split: str = "train", seed: int = 0) -> ImageSet:
 
     Args:
         count: number of images.
-        split: ``train`` or ``test``; other images of the same kind.
-        seed: another seed, another world of images.
+        split: ``train`` or ``test``; both have different images of the same kind.
+        seed: each seed gives different images.
     """
     if count < 1:
         raise DataError(f"scenes needs at least 1 image, not {count}")

@@ -1,4 +1,4 @@
-"""Real machines: one folder of keys and settings, a server that hosts Flower's SuperLink, clients that keep their own data.
+"""Runs on real machines: a folder of keys and settings, a server that hosts Flower's SuperLink, clients that keep their data.
 
 ``fleet`` is the folder, ``scaffold`` makes it and ``keys`` what is secret in it; ``superlink``, ``guard`` and ``supervisor`` are
 the server's process, ``server_app`` and ``fleet_run`` the run that it starts; ``node`` is a client's process, ``client_role`` its

@@ -1,4 +1,4 @@
-"""``fedqssl deploy client``: check the name, read the images, find or make the key, connect."""
+"""``fedqssl deploy client``: check the name, read the images, find or create the key, connect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from fedqssl.config.keys import nearest
 from fedqssl.data.pixels import check_on_bad
 from fedqssl.data.registry import load_dataset
-from fedqssl.deploy.client_role import LocalRole
+from fedqssl.deploy.client_role import FleetClient
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, only_one
 from fedqssl.deploy.roster import MIN_IMAGES
@@ -31,19 +31,23 @@ def join(
     home = fleet.client(name)
     with only_one(home, f"client {name}"):
         events = Events(home / "log.jsonl")
-        role = LocalRole(name, bits, train, test, Store(home / "state"), events, trust)
-        if len(role.held) < MIN_IMAGES:
-            raise FleetError(f"{data} leaves {name} {len(role.held)} training images; at least {MIN_IMAGES} are needed")
+        client = FleetClient(name, bits, train, test, Store(home / "state"), events, trust)
+        if len(client.held) < MIN_IMAGES:
+            raise FleetError(
+                f"{data} leaves {name} {len(client.held)} training images; at least {MIN_IMAGES} are needed"
+            )
         if made:
-            say(f"made a key for {name}; the server's owner puts {home / 'key.pub'} into clients/{name}/ of the fleet")
+            say(
+                f"created a key for {name}; the server's owner must copy {home / 'key.pub'} into clients/{name}/ of the fleet"
+            )
         torch.set_num_threads(threads)
         from fedqssl.deploy.node import run_node
 
-        run_node(fleet, name, client_app(lambda context: role), events, say)
+        run_node(fleet, name, client_app(lambda context: client), events, say)
 
 
 def _check_known(fleet: Fleet, name: str) -> None:
-    """On the server's machine, whose folder lists the clients: a mistyped name must not become another client."""
+    """Check the name on the server's machine, whose folder lists the clients: a mistyped name must not create a new client."""
     if (fleet.server / "server.key").is_file() and not fleet.client(name).is_dir():
         names = sorted(home.name for home in (fleet.path / "clients").iterdir() if home.is_dir())
         raise FleetError(

@@ -1,4 +1,4 @@
-"""A client's role on its own machine: its images, its labels, its state. What leaves is in ``fedqssl.engines.flower.wire``."""
+"""A client on its own machine: its images, labels and state. What leaves the machine is in ``fedqssl.engines.flower.wire``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedqssl.federated.perform import perform
 from fedqssl.maker.personal import device_file
 
 
-class LocalRole:
-    """See :class:`fedqssl.engines.flower.client.Role`.
+class FleetClient:
+    """See :class:`fedqssl.engines.flower.client.ClientProtocol`.
 
     Args:
-        name: the client's, that of its key.
-        bits: what it can afford.
+        name: the client's name, which is that of its key.
+        bits: the bitwidth that it can afford.
         train: its training images; labels are used if a supervised algorithm asks for them, and at the end.
         test: its held-out images.
         store: where it keeps its state.
         events: its log.
-        trust: whether a model of the server's choice may be imported (``package.module:Class``).
+        trust: whether a model named by the server may be imported (``package.module:Class``).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LocalRole:
         return Capabilities(self.name, self.bits, len(self.held), len(self.tested))
 
     def train(self, request: Request, payload: bytes) -> tuple[bytes, ClientMetrics]:
-        """A round; one that was done before is answered with the same bytes."""
+        """Train a round; a repeated round is answered with the same bytes."""
         job = request.job(trust=self.trust)
         names = list(request.class_names or ())
         key = round_key(request.run, self.name, self.bits, len(self.held), request.order, names, payload)
@@ -61,7 +61,7 @@ class LocalRole:
         return sent, metrics
 
     def evaluate(self, request: Request, payload: bytes) -> float | None:
-        """Keep the final model and, with labels, a device file with a classifier; its accuracy on the held-out images."""
+        """Save the final model and, with labels, a device file with a classifier; returns its accuracy on the held-out images."""
         task = request.job(trust=self.trust).task
         self.store.own("model.fqssl", payload)
         self.events.note("final model", bytes=len(payload))
@@ -81,9 +81,9 @@ class LocalRole:
 
     @staticmethod
     def _labels(part: ImageSet, fleets: tuple[str, ...] | None) -> Tensor:
-        """The client's labels, as the fleet numbers its classes if it has: by name where names are known."""
+        """The client's labels, in the fleet's numbering of classes if it has one: matched by name where names are known."""
         if part.labels is None:
-            raise DataError("the run trains with labels, and these images have none")
+            raise DataError("the run trains with labels, but these images have none")
         if fleets is None or part.class_names is None:
             return part.labels
         unknown = sorted(set(part.class_names) - set(fleets))

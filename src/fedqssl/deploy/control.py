@@ -1,4 +1,4 @@
-"""``start``, ``stop`` and ``status``: files in the server's folder, so that only who may write there can give orders."""
+"""``start``, ``stop`` and ``status``: files in the server's folder, so that only users who can write there control the server."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError
 from fedqssl.files import write_atomically, write_json
 
 LAST = "last.json"
-"""In the server's folder: the images that it was started with, which are those of a start without options."""
+"""In the server's folder: the images of its last start, used by a start without options."""
 TAKEN = 30.0
-"""Seconds within which the server takes an order."""
+"""Seconds within which the server must accept a command."""
 
 
 def _check_serving(fleet: Fleet) -> None:
@@ -37,17 +37,19 @@ def _order(fleet: Fleet, **values: str) -> str:
 
 
 def unfinished(fleet: Fleet) -> str | None:
-    """The newest run without a result."""
+    """The newest unfinished run."""
     waiting = [f for f in fleet.runs.glob("*.toml") if not (fleet.runs / f.stem / "result.json").exists()]
     return max(waiting, key=lambda f: f.stat().st_mtime).stem if waiting else None
 
 
 def requested(preset: str, settings: Sequence[str]) -> RunConfig:
-    """A run's settings for real machines, where clients, bits and images are the clients' own to say."""
+    """A run's settings for real machines, where each client decides on its own bits and images."""
     given = parse_words(settings)
     for key in ("clients", "bits", "devices", "data", "engine", "partition"):
         if key in given:
-            raise FleetError(f"{key} is not for real machines: who connects takes part, with its own bits and images")
+            raise FleetError(
+                f"{key} cannot be set on real machines: every client that connects takes part, with its own bits and images"
+            )
     least = given.get("min_clients", "")
     clients = int(least) if least.isdecimal() and int(least) else 10
     config = load_config(preset, {**given, "bits": 8, "clients": clients})
@@ -56,12 +58,12 @@ def requested(preset: str, settings: Sequence[str]) -> RunConfig:
 
 
 def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool = False) -> tuple[str, bool]:
-    """Start a run, or resume the one that is not finished; its name, and whether it is resumed."""
+    """Start a run, or resume the unfinished one; returns its name and whether it was resumed."""
     _check_serving(fleet)
-    status = fleet.told("status.json")
+    status = fleet.exchanged("status.json")
     if status.get("state") in GOING:
         raise FleetError(
-            f"{status.get('run')} is running; see fedqssl deploy status, or end it with fedqssl deploy stop"
+            f"{status.get('run')} is running; see fedqssl deploy status, or stop it with fedqssl deploy stop"
         )
     known = None if new else unfinished(fleet)
     if known is None:
@@ -71,17 +73,17 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
         write_atomically(fleet.runs / f"{name}.toml", to_toml(requested(preset, settings)).encode())
     elif preset is not None and to_toml(requested(preset, settings)) != _text(fleet, known):
         raise FleetError(
-            f"{known} is not finished and has other settings; resume it without --preset, or start another with --new"
+            f"{known} is not finished and has other settings; resume it without --preset, or start a new run with --new"
         )
     elif preset is None and settings:
         raise FleetError(
-            f"{known} resumes with its own settings; leave out {' '.join(settings)}, or use --new --preset"
+            f"{known} will be resumed with its own settings; leave out {' '.join(settings)}, or use --new --preset"
         )
     else:
         name = known
     number = _order(fleet, do="start", run=name)
     try:
-        _until(lambda: fleet.told("status.json").get("id") == number)
+        _until(lambda: fleet.exchanged("status.json").get("id") == number)
     except BaseException:
         _withdraw(fleet, number)
         raise
@@ -89,8 +91,8 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
 
 
 def _withdraw(fleet: Fleet, number: str) -> None:
-    """Take an order back that nobody waits for: it must not start a run in an hour."""
-    if fleet.told("wanted.json").get("id") == number:
+    """Withdraw a command that nobody is waiting for: it must not start a run an hour later."""
+    if fleet.exchanged("wanted.json").get("id") == number:
         (fleet.server / "wanted.json").unlink(missing_ok=True)
 
 
@@ -107,26 +109,26 @@ def _until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + TAKEN
     while not condition():
         if time.monotonic() > end:
-            raise FleetError("the server does not take the order; see server/log.jsonl")
+            raise FleetError("the server did not accept the command; see server/log.jsonl")
         time.sleep(0.2)
 
 
 def stop(fleet: Fleet) -> str:
-    """End the run that is going; its last checkpoint stays, and ``start`` resumes from it."""
-    status = fleet.told("status.json")
+    """Stop the current run; its last checkpoint stays, and ``start`` resumes from it."""
+    status = fleet.exchanged("status.json")
     if status.get("state") not in GOING:
-        raise FleetError("no run is going")
+        raise FleetError("no run is active")
     _order(fleet, do="stop")
-    _until(lambda: fleet.told("status.json").get("state") in OVER)
+    _until(lambda: fleet.exchanged("status.json").get("state") in OVER)
     return str(status["run"])
 
 
 def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Show the run's log until it is over; its status then."""
+    """Show the run's log until it ends; returns its final status."""
     log = fleet.runs / name / "log.txt"
     shown = log.stat().st_size if log.exists() else 0
     while True:
-        status = fleet.told("status.json")
+        status = fleet.exchanged("status.json")
         over = status.get("run") != name or status.get("state") in OVER or not fleet.serving()
         if log.exists():
             with log.open(encoding="utf-8") as file:
@@ -140,8 +142,8 @@ def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any
 
 
 def collect(fleet: Fleet) -> dict[str, Any]:
-    """How things are, as JSON values: the server, its run, and every client whose key is known."""
-    nodes, status = fleet.told("nodes.json"), fleet.told("status.json")
+    """The current status as JSON values: the server, its run, and every client whose key is known."""
+    nodes, status = fleet.exchanged("nodes.json"), fleet.exchanged("status.json")
     serving, told = fleet.serving(), status.get("clients") or {}
     clients = {}
     for name in sorted({*fleet.public_keys(), *told}):
@@ -164,7 +166,7 @@ def collect(fleet: Fleet) -> dict[str, Any]:
 
 
 def table(values: dict[str, Any]) -> Table:
-    """The same for people."""
+    """The status as text."""
     run, up = values["run"], "up" if values["serving"] else "down"
     now = f"{run['run']} {run['state']}, round {run['round'] or 0} of {run['rounds'] or '?'}"
     columns = ("client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up")
@@ -178,7 +180,7 @@ def table(values: dict[str, Any]) -> Table:
 
 
 def prometheus(values: dict[str, Any]) -> str:
-    """The same for machines: the text format that Prometheus reads."""
+    """The status in the text format that Prometheus reads."""
     run = values["run"]
     lines = [f"fedqssl_serving {int(values['serving'])}", f"fedqssl_round {run['round'] or 0}"]
     lines.append(f"fedqssl_running {int(run['state'] in GOING)}")

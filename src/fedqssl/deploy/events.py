@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line, with the time and what happened. No keys, no tokens, nothing of the data."""
+"""Structured logs: one JSON object per line, with the time and the event. No keys, no tokens, nothing about the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Events:
-    """Appends to a file; a log that cannot be written stops nothing."""
+    """Appends to a file; a log that cannot be written does not stop anything."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()

@@ -1,4 +1,4 @@
-"""The folder of a fleet: where everything is, and what it may be called.
+"""The fleet folder: where its files are, and which names are allowed.
 
 On the server's machine it is complete. A client's machine has ``fleet.toml``, ``ca.crt`` and ``clients/<name>`` of it.
 """
@@ -25,12 +25,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
 class FleetError(ValueError):
-    """A fleet's folder or one of its processes is not what was expected; the message says what to do."""
+    """A fleet folder or one of its processes cannot be used as asked; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class ServerData:
-    """What the server's side of a run works on: the buffer, labeled images for the global accuracy (or none)."""
+    """The server's images: the buffer and, optionally, labeled images for the global accuracy."""
 
     buffer: str
     labeled: str | None = None
@@ -38,9 +38,11 @@ class ServerData:
 
 
 def check_name(name: str) -> str:
-    """The name, if it can be a client's: it is a folder's name, too."""
+    """The name, if it is a valid client name: it also names a folder."""
     if not NAME.fullmatch(name):
-        raise FleetError(f"a client's name has letters, digits, - and _ (at most 63, like car-17), not {name!r}")
+        raise FleetError(
+            f"a client's name may contain letters, digits, - and _ (at most 63 characters, like car-17), not {name!r}"
+        )
     return name
 
 
@@ -66,40 +68,40 @@ class Fleet:
 
     @property
     def authority(self) -> Path:
-        """The certificate that clients know the server by."""
+        """The certificate by which clients recognise the server."""
         return self.path / "ca.crt"
 
     @property
     def server(self) -> Path:
-        """The server's own part; a client's machine has none."""
+        """The server's own folder; a client's machine does not have it."""
         return self.path / "server"
 
     @property
     def runs(self) -> Path:
-        """Folders of runs, and beside each the settings it was started with."""
+        """Folders of runs, each with the settings it was started with beside it."""
         return self.path / "runs"
 
     def client(self, name: str) -> Path:
-        """A client's own part."""
+        """A client's own folder."""
         return self.path / "clients" / check_name(name)
 
     def public_keys(self) -> dict[str, Path]:
-        """Files by client name: who is here may connect."""
+        """Public keys by client name: the clients that may connect."""
         found = sorted((self.path / "clients").glob("*/key.pub"))
         return {file.parent.name: file for file in found if NAME.fullmatch(file.parent.name)}
 
     def serving(self) -> bool:
-        """Whether a process is this fleet's server now."""
+        """Whether this fleet's server is running."""
         return is_locked(self.server / ".lock")
 
-    def told(self, name: str) -> dict[str, Any]:
-        """The values of a JSON file by which the server's processes talk, like ``status.json``; none if it is missing."""
+    def exchanged(self, name: str) -> dict[str, Any]:
+        """The values of a JSON file that the server's processes exchange, like ``status.json``; empty if it is missing."""
         values = read_json_or_none(self.server / name)
         return values if isinstance(values, dict) else {}
 
 
 def only_one(folder: Path, what: str) -> AbstractContextManager[None]:
-    """Keep a second process from doing the same."""
+    """Keep a second process from running at the same time."""
     return locked(folder / ".lock", FleetError(f"{what} is already running; stop it first"))
 
 
@@ -114,5 +116,5 @@ def read_toml(path: Path, missing: str) -> dict[str, Any]:
 
 
 def stop_like_ctrl_c(number: int, frame: object) -> NoReturn:
-    """A handler for SIGTERM: services end in order, as they do from the keyboard."""
+    """A handler for SIGTERM: services shut down cleanly, as they do on Ctrl-C."""
     raise KeyboardInterrupt

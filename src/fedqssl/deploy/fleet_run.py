@@ -31,15 +31,15 @@ from fedqssl.runs.round import first_checkpoint, server_learning_rate
 
 POLL = 0.5
 ANSWER = 60.0
-"""Seconds within which a client that is connected tells what it can do; one that trains answers later."""
+"""Seconds within which a connected client reports its capabilities; a client that is training answers later."""
 PATIENCE = 300.0
-"""Seconds until a client that did not answer, or may not take part, is asked again in a run that has enough others."""
+"""Seconds until a client that did not answer, or may not take part, is asked again if the run has enough others."""
 RETURN = 60.0
-"""Seconds for which a run that goes on waits for the clients it had: without them it would go another way."""
+"""Seconds for which a resumed run waits for its earlier clients: without them its results would differ."""
 
 
 class FleetRun:
-    """One run, from the settings that ``deploy start`` left, or from its last checkpoint."""
+    """One run, from the settings written by ``deploy start``, or from its last checkpoint."""
 
     def __init__(self, grid: Grid, fleet: Fleet, name: str, data: ServerData) -> None:
         self.exchange, self.fleet, self.name = Exchange(grid, POLL, apart=True), fleet, name
@@ -52,7 +52,7 @@ class FleetRun:
         self.round, self.totals = 0, {"up": dict[str, int](), "down": dict[str, int]()}
 
     def play(self, shown: Progress) -> RunResult:
-        """To the end; what goes wrong is in ``status.json`` before it goes on its way."""
+        """Run to the end; errors are written to ``status.json`` before they are raised."""
         try:
             result = self._play(shown)
         except BaseException as error:
@@ -80,7 +80,7 @@ class FleetRun:
             self.roster = {name: told for name, told in self.roster.items() if name in done.payloads}
         context = images.context(self.config, self.roster)
         if known:
-            self._write_members(context)  # a server that was killed may have written a part of them
+            self._write_clients(context)  # a killed server may have written only some of them
         else:
             self._create(context)
         with self.folder.locked(), pool_of(context, shown, self.config.workers) as pool:
@@ -99,7 +99,7 @@ class FleetRun:
             def accuracies(context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
                 found = engine.accuracies(context, payloads)
                 for name, why in engine.unserved.items():
-                    progress.say(f"warning: {name} has not got its final model: {why}")
+                    progress.say(f"warning: {name} did not receive its final model: {why}")
                     self.events.note("final model not delivered", client=name, why=why)
                 return found
 
@@ -107,28 +107,28 @@ class FleetRun:
             return play_to_end(context, checkpoint, equipment)
 
     def _identity(self) -> str:
-        """The run's own number, by which clients recognise a round that is repeated."""
+        """The run's own id, by which clients recognise a repeated round."""
         path = self.fleet.runs / f"{self.name}.id.json"
         if read_json(path) is None:
             write_json(path, secrets.token_hex(8))
         return str(read_json(path))
 
     def _check_images(self, context: Context) -> None:
-        """Going on with another buffer would give a run that never was."""
+        """Refuse to resume with another buffer: no single run would correspond to the result."""
         noted = read_json(self.folder.path / "environment.json") or {}
         if noted.get("images_sha256") != environment(context)["images_sha256"]:
             raise FleetError(
-                f"the server's images have changed since {self.name} began: put them back, or start with --new"
+                f"the server's images have changed since {self.name} began: restore them, or start with --new"
             )
 
     def _create(self, context: Context) -> None:
-        """The files of a new run; config.toml last, as everywhere."""
+        """Write the files of a new run; config.toml last, as for every run."""
         self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
         facts = environment(context) | {"clients": {n: _facts(told) for n, told in sorted(self.roster.items())}}
         self.folder.write("environment.json", json.dumps(facts, indent=1) + "\n")
-        self._write_members(context)
+        self._write_clients(context)
 
-    def _write_members(self, context: Context) -> None:
+    def _write_clients(self, context: Context) -> None:
         self.folder.write("partition.json", json.dumps(context.partition_json()) + "\n")
         self.folder.write("data.json", json.dumps(describe_data(context)) + "\n")
         write_json(self.folder.path / "roster.json", roster_json(self.roster))
@@ -140,13 +140,13 @@ class FleetRun:
         for name in new:
             progress.say(f"{name} joins with {self.roster[name].bits} bits and {self.roster[name].samples} images")
             payloads[name] = first_model(context, checkpoint, self.roster[name].bits, lr)
-        self._write_members(context)
+        self._write_clients(context)
         return replace(checkpoint, payloads=payloads)
 
     def _wait(self, engine: FlowerEngine, progress: Progress, before: Collection[str] = ()) -> None:
-        """Until as many clients as the run needs are connected, and for a while for those of ``before``, too.
+        """Wait until enough clients are connected, and for a while also for those of ``before``.
 
-        Then ``engine`` knows them all.
+        Afterwards ``engine`` knows all of them.
         """
         told, end = False, time.monotonic() + RETURN
         while True:
@@ -162,7 +162,7 @@ class FleetRun:
             time.sleep(POLL)
 
     def _look(self, engine: FlowerEngine, progress: Progress) -> None:
-        """Who is connected, by key; those that have not been asked yet are asked what they can do."""
+        """Ask newly connected clients for their capabilities, and update the clients that ``engine`` knows."""
         keys = {key: name for name, key in public_keys(self.fleet).items()}
         here = {keys[n.public_key]: n.node_id for n in self.exchange.grid.get_nodes() if n.public_key in keys}
         enough = len(here.keys() & engine.known.keys()) >= self.config.min_clients
@@ -188,7 +188,7 @@ class FleetRun:
         engine.nodes = {name: node for name, node in here.items() if name in engine.known}
 
     def _status(self, state: str, error: str | None = None) -> None:
-        """For ``deploy status``; the steward's ``id`` stays."""
+        """Update ``status.json`` for ``deploy status``; the supervisor's ``id`` is kept."""
         path = self.fleet.server / "status.json"
         before = read_json(path) or {}
         clients: dict[str, Any] = {

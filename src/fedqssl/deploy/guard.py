@@ -1,8 +1,8 @@
-"""In front of the SuperLink: who may ask for what, and how much they may send.
+"""Access control in front of the SuperLink: who may make which requests, and how large they may be.
 
 Flower serves three interfaces on one port. Clients need one of them (``/v1/fleet``, where every request is signed with the
 client's key). The second (``/v1/runtime``) is for the server's own run, on the same machine and with its token. The third
-(``/v1/control``) would let anyone who reaches the port start code on this machine: it is closed to everybody.
+(``/v1/control``) would let anyone who can reach the port run code on this machine: it is closed to everybody.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Push = Any
-"""A ``PushMessagesRequest`` or a ``PushObjectRequest``: protobuf's, so without types that a checker knows."""
+"""A ``PushMessagesRequest`` or a ``PushObjectRequest``: protobuf classes, whose types a checker does not know."""
 CLOSE = ((b"connection", b"close"),)
 
 CHUNK = 5 << 20
-"""Flower cuts arrays into pieces of this many bytes, one request each."""
+"""Flower splits arrays into pieces of this many bytes, one request each."""
 REQUEST = CHUNK + (1 << 20)
 KEY_HEADER = b"flwr-public-key"
 PUSHES: dict[str, Push] = {"/v1/fleet/push-messages": PushMessagesRequest, "/v1/fleet/push-object": PushObjectRequest}
-"""How a client sends a message: its head, which opens a session, then one object after the other."""
+"""How a client sends a message: its head, which opens a session, then one object after another."""
 ARRAY = ["dtype", "shape", "stype", "arraychunk_ids"]
 MAX_LIST = 1 << 16
 """Bytes of the text that lists an array's pieces; that of 4 GiB has about five thousand."""
 KEPT = 64
-"""Messages of a client whose sizes are remembered."""
+"""Number of messages per client whose sizes are remembered."""
 
 
 class RefusedError(ValueError):
-    """A request is not passed on; the message says why."""
+    """A request is rejected; the message says why."""
 
     def __init__(self, why: str, status: int = 413) -> None:
         super().__init__(why)
@@ -51,7 +51,7 @@ class RefusedError(ValueError):
 
 @dataclass
 class Traffic:
-    """Of one client, since the server started: bytes of accepted requests and of their answers, and when the last was."""
+    """One client's traffic since the server started: bytes of accepted requests and of their responses, and the last time."""
 
     received: int = 0
     sent: int = 0
@@ -60,7 +60,7 @@ class Traffic:
 
 @dataclass
 class MessageSize:
-    """Of one message, as far as it was sent: bytes, and pieces that its arrays list."""
+    """Size of one message so far: bytes sent, and pieces listed by its arrays."""
 
     session: str = ""
     length: int = 0
@@ -69,7 +69,7 @@ class MessageSize:
 
 @dataclass
 class Outbox:
-    """The messages of one client by their ids; ``other`` is what belongs to none that we know (the server was started anew).
+    """The messages of one client by their ids; ``other`` belongs to no known message (the server was restarted).
 
     A message that is announced again has a new session, and the size that it had. Not covered: objects that the SuperLink
     still has of an earlier message are not sent again, and so are not counted again.
@@ -79,11 +79,11 @@ class Outbox:
     other: MessageSize = field(default_factory=MessageSize)
 
     def size(self, session: str) -> MessageSize:
-        """Of the message that is sent in this session. Only its client knows the session, so nobody else can fill it up."""
+        """Size of the message sent in this session. Only its client knows the session, so nobody else can add to it."""
         return next((size for size in self.messages.values() if size.session == session), self.other)
 
     def announced(self, request: PushMessagesRequest, answer: bytes) -> None:
-        """A message of which the SuperLink wants objects; one that it does not take changes nothing."""
+        """Record a message whose objects the SuperLink wants; a message that it rejects changes nothing."""
         response = PushMessagesResponse.FromString(answer)
         if response.objects_to_push:
             key = request.messages_list[0].metadata.message_id
@@ -100,7 +100,7 @@ class Guard:
     Args:
         app: the SuperLink.
         max_bytes: the largest message.
-        events: where refusals are noted.
+        events: the log of rejected requests.
         names: client names by public key (PEM).
     """
 
@@ -118,7 +118,7 @@ class Guard:
         self.outboxes.setdefault(name, Outbox())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or refuse."""
+        """Forward the request or reject it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] != "http":
@@ -155,7 +155,7 @@ class Guard:
     async def _pass_on(
         self, scope: Scope, body: bytes, receive: Receive, send: Send, push: Push | None, outbox: Outbox
     ) -> tuple[int, int]:
-        """Let the SuperLink answer; its status (0 if there was none) and how many bytes it sent."""
+        """Let the SuperLink answer; returns the HTTP status (0 if there was none) and the bytes sent."""
         parts = iter([{"type": "http.request", "body": body, "more_body": False}])
         status, sent = 0, 0
         held: list[Message] = []
@@ -186,7 +186,7 @@ class Guard:
             heads = [message.metadata for message in push.messages_list]
             if any(h.src_node_id != push.node.node_id or not h.reply_to_message_id for h in heads):
                 # but, say, an order to another client
-                raise RefusedError("its message is not a reply in its own name", 403)
+                raise RefusedError("its message is not a reply under its own name", 403)
         if not isinstance(push, PushObjectRequest):
             return 0
         if size.length + length > self.max_bytes:
@@ -198,9 +198,9 @@ class Guard:
 
 
 def pieces(content: bytes) -> int:
-    """How many pieces an object lists, to be put together where it is read; one piece may be listed many times over.
+    """How many pieces an object lists, to be assembled by the reader; one piece may be listed many times.
 
-    An array must be written as Flower itself writes it: what has two spellings might be counted in one way and read in another.
+    An array must be written as Flower itself writes it: if two notations were allowed, one might be counted and the other read.
     """
     head, _, text = content.partition(b"\0")
     kind = head.split(b" ")[0]
@@ -219,7 +219,7 @@ def pieces(content: bytes) -> int:
 
 
 def _push(path: str, body: bytes) -> Push | None:
-    """The part of a message that a request has, if any; what cannot be read the SuperLink refuses."""
+    """The part of a message that a request carries, if any; the SuperLink itself rejects what cannot be read."""
     try:
         return PUSHES[path].FromString(body) if path in PUSHES else None
     except DecodeError:
@@ -227,7 +227,7 @@ def _push(path: str, body: bytes) -> Push | None:
 
 
 def _key(scope: Scope) -> bytes:
-    """The public key that a request says is its sender's: the first if there are several, decoded, as Flower reads it."""
+    """The public key that a request claims: decoded as Flower does it, the first if there are several."""
     told = next((value for key, value in scope["headers"] if key == KEY_HEADER), b"")
     try:
         return b64decode(told, validate=True)
@@ -251,7 +251,7 @@ def _peer(scope: Scope) -> str:
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
-    """The request's body; RefusedError if it is longer than any that a client has to send."""
+    """The request's body; RefusedError if it is longer than any legitimate request."""
     told = dict(scope["headers"]).get(b"content-length", b"0")
     if not told.isdigit() or int(told) > REQUEST:
         raise RefusedError("its request is too large")

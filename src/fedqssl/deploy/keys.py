@@ -1,6 +1,6 @@
-"""Certificates and keys: an authority of the fleet's own, the server's certificate, and a key pair for each client.
+"""Certificates and keys: the fleet's own authority, the server's certificate, and a key pair for each client.
 
-Private keys are created readable by their owner alone, and never overwritten.
+Private keys are created readable only by their owner, and never overwritten.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
-    """Create a file with these permissions from the first byte on; one that exists stays."""
+    """Create a file with these permissions from the start; an existing file is kept."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
 
@@ -52,7 +52,7 @@ def _certificate(subject: str, issuer: str, key: PrivateKey) -> x509.Certificate
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:
-    """A key that may be used for this and nothing else."""
+    """An extension that limits a key to this use."""
     uses = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     flags = (*uses, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
     return x509.KeyUsage(**{use: use in allowed for use in flags})
@@ -93,7 +93,7 @@ def make_certificates(fleet: Path, hosts: list[str]) -> None:
 
 
 def make_key(home: Path, name: str) -> None:
-    """A client's ``key`` and ``key.pub``, in the form that Flower's SuperNode takes too."""
+    """A client's ``key`` and ``key.pub``, in the format of Flower's SuperNode."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption())
     public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
@@ -103,9 +103,9 @@ def make_key(home: Path, name: str) -> None:
 
 
 def read_key(path: Path) -> PrivateKey:
-    """A client's private key; one that others can read is refused."""
+    """A client's private key; an error if others can read it."""
     if path.stat().st_mode & 0o077:
-        raise FleetError(f"{path} can be read by others; run chmod 600 {path}")
+        raise FleetError(f"{path} can be read by other users; run chmod 600 {path}")
     try:
         key = forms.load_ssh_private_key(path.read_bytes(), None)
     except ValueError as error:
@@ -127,7 +127,7 @@ def read_public_key(path: Path) -> bytes:
 
 
 def public_keys(fleet: Fleet) -> dict[str, bytes]:
-    """By client name; what is not a key (yet: it may be half-written) is left out."""
+    """Public keys by client name; a file that is not a key (perhaps half-written) is left out."""
     found = {}
     for name, file in fleet.public_keys().items():
         with contextlib.suppress(FleetError):

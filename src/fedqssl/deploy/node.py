@@ -1,6 +1,6 @@
-"""``fedqssl deploy client``: take messages from the server, let the ClientApp answer them, in this one process.
+"""``fedqssl deploy client``: receive messages from the server and let the ClientApp answer them, all in this one process.
 
-Flower's SuperNode would start a process for every message and run code that the server sends. This loop uses its requests
+Flower's SuperNode would start a process for every message and run code sent by the server. This loop uses its requests
 (TLS, signatures, heartbeats, retries) and runs the ClientApp that is installed here, and nothing else.
 """
 
@@ -52,20 +52,20 @@ from fedqssl.engines.flower import hush
 from fedqssl.files import read_json_or_none, write_json
 
 POLL, IDLE = 0.5, 3.0
-"""Seconds between two looks for a message: soon after the last one, and when nothing happens."""
+"""Seconds between two polls for messages: shortly after the last one, and when idle."""
 RETRY, LONGEST = 3.0, 60.0
-"""Seconds before a connection is tried again: after the first failure, and at most."""
+"""Seconds before a connection is retried: after the first failure, and at most."""
 REFUSED = (401, 403, 412)
-"""What Flower answers to a key that it does not know: 412 when it asks to be let in, 401 to everything else."""
+"""Flower's response to an unknown key: 412 to a request to join, 401 to everything else."""
 REFUSALS = 3
-"""A key that has just been put into the server's folder takes a second or two to be known."""
+"""A key that was just added to the server's folder takes a second or two to be recognised."""
 AWAY = (502, 503, 504)
 MAX_OBJECTS = 1000
 """Pieces of a message: ours have six and one more for every 5 MiB."""
 
 
 def run_node(fleet: Fleet, name: str, app: ClientApp, events: Events, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C; a server that is away is waited for, one that refuses the key is an error."""
+    """Serve until SIGTERM or Ctrl-C; waits for a server that is away; it is an error if the server rejects the key."""
     os.environ["FLWR_HOME"] = str(fleet.client(name) / "flwr")
     hush(fleet.client(name) / "flower.log")
     signal.signal(signal.SIGTERM, stop_like_ctrl_c)
@@ -80,7 +80,7 @@ def run_node(fleet: Fleet, name: str, app: ClientApp, events: Events, say: Calla
                 error = _serve(_Link(connection, app, events))
             wait = RETRY if time.monotonic() - began > LONGEST else wait
             events.note("disconnected", what=repr(error))
-            say(f"the connection to {fleet.address} broke ({_why(error)}); trying again")
+            say(f"the connection to {fleet.address} broke ({_why(error)}); retrying")
             time.sleep(wait)
             wait = min(2 * wait, LONGEST)
     events.note("stopped")
@@ -88,7 +88,7 @@ def run_node(fleet: Fleet, name: str, app: ClientApp, events: Events, say: Calla
 
 
 def _serve(link: _Link) -> Exception:
-    """Answer one message after the other until none can be asked for; the reason."""
+    """Answer messages until the connection fails; returns the error."""
     pause = POLL
     while True:
         try:
@@ -104,7 +104,7 @@ def _serve(link: _Link) -> Exception:
 
 
 def _admit(to: Connection) -> None:
-    """Return when the server takes this key; a server that cannot be reached is tried again, one that refuses is not."""
+    """Return once the server accepts this key; an unreachable server is retried, a refusal is not."""
     refused = 0
     while True:
         try:
@@ -115,24 +115,24 @@ def _admit(to: Connection) -> None:
             if refused >= REFUSALS:
                 to.events.note("refused", server=to.fleet.address, status=error.response.status_code)
                 raise FleetError(
-                    f"the server at {to.fleet.address} refuses {to.name} ({error.response.status_code}): its key is not "
-                    f"known there, or another process has just used it; put {to.home / 'key.pub'} into clients/{to.name}/ "
-                    f"of the server's fleet folder, and see that no second client has this name"
+                    f"the server at {to.fleet.address} refuses {to.name} ({error.response.status_code}): its key is unknown "
+                    f"there, or another process has just used it; copy {to.home / 'key.pub'} into clients/{to.name}/ "
+                    f"of the server's fleet folder, and make sure that no other client uses this name"
                 ) from error
             if error.response.status_code not in REFUSED:
                 to.away(error)
         except httpx.TransportError as error:
             if "certificate" in str(error).lower():
                 raise FleetError(
-                    f"{to.fleet.address} does not show this fleet's certificate ({error}); copy ca.crt from the server anew, "
-                    f"and see that init knew the server's address"
+                    f"{to.fleet.address} does not show this fleet's certificate ({error}); copy ca.crt from the server again, "
+                    f"and check that init was given the server's address"
                 ) from error
             to.away(error)
         time.sleep(RETRY)
 
 
 def _why(error: Exception) -> str:
-    """In a few words, for a person."""
+    """The error in a few words."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"HTTP status {error.response.status_code}"
     return " ".join(f"{type(error).__name__} {error}".split())
@@ -141,8 +141,8 @@ def _why(error: Exception) -> str:
 class Connection:
     """Flower's requests with this client's key; use as a context manager.
 
-    Flower's own connection ends the process when a request is refused, and hides what else goes wrong; here both are raised,
-    and only a server that is away is tried again.
+    Flower's own connection ends the process when a request is refused, and hides other errors; here both are raised, and only
+    an unreachable server is retried.
     """
 
     def __init__(self, fleet: Fleet, name: str, key: PrivateKey, events: Events, say: Callable[[str], None]) -> None:
@@ -173,10 +173,10 @@ class Connection:
         self.client.close()
 
     def open(self) -> None:
-        """Be let in.
+        """Join the fleet.
 
-        The number that the server gives us is kept: with it, a client that was killed can take its own connection back at
-        once, where Flower would have it wait until its heartbeat is missed.
+        The id that the server assigns is saved: with it, a client that was killed can reclaim its connection at once,
+        whereas Flower would make it wait until its heartbeat is missed.
         """
         kept = self.home / "state" / "node.json"
         before = read_json_or_none(kept)
@@ -195,7 +195,7 @@ class Connection:
             self.told = True
             self.events.note("server away", what=repr(error))
             why = f" now ({_why(error)})" if isinstance(error, httpx.HTTPStatusError) else ""
-            self.say(f"{self.fleet.address} cannot be reached{why}; trying again until it can")
+            self.say(f"{self.fleet.address} cannot be reached{why}; retrying until it can")
 
     def _back(self) -> None:
         if self.told:
@@ -203,7 +203,7 @@ class Connection:
             self.events.note("server back")
 
     def _beat(self) -> bool:
-        """Whether the server knows that we live; if not, Flower's sender asks again, and the next request tells why."""
+        """Whether the server received our heartbeat; if not, Flower's sender retries, and the next request shows the reason."""
         beat = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
         try:
             return bool(self.client.SendNodeHeartbeat(beat).success)
@@ -211,7 +211,7 @@ class Connection:
             return False
 
     def _ask(self, call: Callable[[Any], Any], request: Any) -> Any:
-        """One request about a run; 403 is Flower's way to say that the run is over."""
+        """One request about a run; 403 is how Flower says that the run is over."""
         try:
             return self.retry.invoke(call, request)
         except httpx.HTTPStatusError as error:
@@ -227,7 +227,7 @@ class Connection:
         return message_from_proto(found.messages_list[0]), found.message_object_trees[0]
 
     def send(self, reply: Message, tree: ObjectTree, seconds: float) -> tuple[set[str], str]:
-        """A reply without its content; which parts the server wants, and under which number."""
+        """Send a reply without its content; returns which parts the server wants, and the session."""
         head = message_to_proto(remove_content_from_message(reply) if reply.has_content() else reply)
         request = PushMessagesRequest(
             node=self.node, messages_list=[head], message_object_trees=[tree], clientapp_runtime_list=[seconds]
@@ -236,17 +236,17 @@ class Connection:
         return set(found.objects_to_push), found.session_id
 
     def pull(self, run_id: int, part: str) -> bytes:
-        """A part of a message."""
+        """Fetch a part of a message."""
         ask = functools.partial(self._ask, self.client.PullObject)
         return make_pull_object_fn_protobuf(ask, self.node, run_id)(part)
 
     def push(self, run_id: int, session: str, part: str, contents: bytes) -> None:
-        """A part of a reply."""
+        """Send a part of a reply."""
         ask = functools.partial(self._ask, self.client.PushObject)
         make_push_object_fn_protobuf(ask, self.node, run_id, session)(part, contents)
 
     def confirm(self, run_id: int, message_id: str) -> None:
-        """All parts of a message are here."""
+        """Confirm that all parts of a message have arrived."""
         ask = functools.partial(self._ask, self.client.ConfirmMessageReceived)
         make_confirm_message_received_fn_protobuf(ask, self.node, run_id)(message_id)
 
@@ -259,13 +259,13 @@ def _hopeless(error: Exception) -> bool:
 
 
 class _Link:
-    """One message after the other: get all of it, answer, send all of the answer."""
+    """Handles messages one after another: receive it completely, answer, send the complete reply."""
 
     def __init__(self, connection: Connection, app: ClientApp, events: Events) -> None:
         self.connection, self.app, self.events = connection, app, events
 
     def answer(self, head: Message, tree: ObjectTree) -> None:
-        """Errors of the app go to our log in full and to the server by their kind alone: their text may name files."""
+        """Errors of the app are logged here in full; the server gets only their type, since the text may name files."""
         try:
             message = self._get(head, tree)
             began = time.monotonic()
@@ -283,12 +283,12 @@ class _Link:
             self._give_up(head, error)
 
     def _give_up(self, head: Message, error: Exception) -> None:
-        """Tell the server that no reply will come: without a deadline, it would wait for days."""
+        """Tell the server that no reply will come; without a deadline it would wait for days."""
         try:
-            why = f"no way to get or send the model ({type(error).__name__}), see the client's log"
+            why = f"the model could not be received or sent ({type(error).__name__}), see the client's log"
             self._put(_error(head, why), 0.0)
         except Exception as again:
-            self.events.note("not told", what=repr(again))
+            self.events.note("failure not reported", what=repr(again))
 
     def _get(self, head: Message, tree: ObjectTree) -> Message:
         run_id, message_id = head.metadata.run_id, head.metadata.message_id

@@ -1,4 +1,4 @@
-"""Who takes part in a run on real machines: what clients told when they joined, and the run's context made of it."""
+"""The clients of a run on real machines: what they reported when they joined, and the run's context built from it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fedqssl.lowbit import to_bytes
 from fedqssl.runs.folder import Checkpoint
 
 MIN_IMAGES = 2
-"""A contrastive batch needs two."""
+"""A contrastive batch needs two images."""
 MAX_IMAGES = 10**7
-"""More than any client has: a larger number is a mistake or a lie."""
+"""More than any client has: a larger number is a mistake or false."""
 Roster = dict[str, Capabilities]
 
 
 def refusal(name: str, told: Capabilities, before: Capabilities | None) -> str | None:
-    """Why a client cannot take part (again); None if it can. Its key has said who it is: what it calls itself must agree."""
+    """Why a client cannot take part (again); None if it can. The name that it reports must be that of its key."""
     if told.name != name:
-        return f"it calls itself {told.name!r}, but its key is that of {name!r}"
+        return f"it reports the name {told.name!r}, but its key belongs to {name!r}"
     try:
         parse_bits(told.bits)
     except ValueError as error:
@@ -52,7 +52,7 @@ def refusal(name: str, told: Capabilities, before: Capabilities | None) -> str |
 
 
 def roster_json(roster: Roster) -> dict[str, Any]:
-    """For ``roster.json``."""
+    """Plain values for ``roster.json``."""
     return {name: asdict(told) for name, told in sorted(roster.items())}
 
 
@@ -79,7 +79,7 @@ class ServerImages:
             self.train, self.test = (self._like_the_buffer(part) for part in _both(data.labeled, data))
             if self.train.labels is None or self.test.labels is None:
                 raise FleetError(
-                    f"{data.labeled} has no labels, so it measures nothing; sort it into a folder per class"
+                    f"{data.labeled} has no labels, so it cannot be used to measure accuracy; sort it into one folder per class"
                 )
 
     def _like_the_buffer(self, part: ImageSet) -> ImageSet:
@@ -93,7 +93,7 @@ class ServerImages:
         task = make_task(config, self.public.shape[1], class_count(self.train, self.test))
         if task.supervised and not task.classes:
             raise FleetError(
-                f"{config.algorithm} trains with labels; give the server --eval, so that classes have numbers"
+                f"{config.algorithm} trains with labels; start the server with --eval, so that classes have numbers"
             )
         samples = {n: (roster[n].samples, roster[n].test_samples) for n in names}
         return FleetContext(config, task, bits, self.train, self.test, self.public, samples)
@@ -105,7 +105,7 @@ def _both(spec: str, data: ServerData) -> list[ImageSet]:
 
 
 def first_model(context: Context, checkpoint: Checkpoint, bits: int, lr: float) -> bytes:
-    """What a client that joins later begins with: the aggregated model in its bits, or the initial one if there is none."""
+    """The first model of a client that joins later: the aggregated model in its bits, or the initial model if there is none."""
     if checkpoint.aggregated is None:
         return to_bytes(context.task.converted(bits))
     state, epochs = read_payload(checkpoint.aggregated, 32, context.task), context.config.server.requantize_epochs

@@ -1,4 +1,4 @@
-"""``fedqssl deploy init``: the folder of a new fleet, or more clients for one that exists. Nothing is overwritten."""
+"""``fedqssl deploy init``: create a fleet folder, or add clients to an existing one. Nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ def _template(name: str) -> str:
 
 
 def make_fleet(path: Path, host: str | None, port: int | None, clients: Sequence[str]) -> list[str]:
-    """Make a fleet, or add clients to one; what was made, in words."""
+    """Create a fleet or add clients to one; returns lines that say what was created."""
     for name in clients:
         check_name(name)
     if len(set(clients)) != len(clients):
-        raise FleetError("a client is named twice; every client needs a name of its own")
+        raise FleetError("a client is named twice; every client needs its own name")
     if (path / "fleet.toml").exists():
         if host is not None or port is not None:
-            raise FleetError(f"{path} exists: its address stays; leave out --host and --port, or choose another folder")
+            raise FleetError(
+                f"{path} exists, with a fixed address; leave out --host and --port, or choose another folder"
+            )
         taken = [name for name in clients if (path / "clients" / name).exists()]
         if taken:
-            raise FleetError(f"{path} has a client {taken[0]!r} already; nothing was changed")
+            raise FleetError(f"{path} already has a client {taken[0]!r}; nothing was changed")
         if not clients:
             raise FleetError(f"{path} exists; add clients with --clients NAME,NAME, or choose another folder")
         fleet = Fleet.open(path)
@@ -39,7 +41,7 @@ def make_fleet(path: Path, host: str | None, port: int | None, clients: Sequence
         _add_help(fleet, clients)
         return made
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FleetError(f"{path} exists and is not a fleet folder; choose another folder, or an empty one")
+        raise FleetError(f"{path} exists and is not a fleet folder; choose an empty or new folder")
     return _make_new(path, host or "127.0.0.1", port or 9443, clients)
 
 
@@ -70,18 +72,20 @@ def _make_client(fleet: Fleet, name: str) -> str:
 
 
 def own_key(fleet: Fleet, name: str) -> bool:
-    """Make the client's key on its own machine, if it has none; whether it was made."""
+    """Create the client's key on its own machine if it has none; returns whether it was created."""
     home = fleet.client(name)
     if (home / "key").exists():
         return False
     if (home / "key.pub").exists():
-        raise FleetError(f"{home} has a public key without its private one; run this on the machine that has it")
+        raise FleetError(
+            f"{home} has a public key but no private key; run this on the machine that has the private key"
+        )
     _make_client(fleet, name)
     return True
 
 
 def commands(fleet: Fleet, clients: Sequence[str]) -> dict[str, str]:
-    """One command line for each role."""
+    """One command line for the server and for each client, and the one that starts a run."""
     folder = shlex.quote(str(fleet.path))
     lines = {"server": f"fedqssl deploy server {folder} --buffer folder:/public"}
     lines |= {n: f"fedqssl deploy client {folder} --name {n} --bits 4 --data folder:/photos" for n in clients}
@@ -92,15 +96,15 @@ def _write_help(fleet: Fleet, clients: Sequence[str]) -> None:
     """``COMMANDS.md``, and units for systemd in ``systemd/``."""
     lines = commands(fleet, clients)
     listed = "\n".join([*lines.values(), f"fedqssl deploy status {shlex.quote(str(fleet.path))}"])
-    note = "\nOnly clients on this machine can reach this address; for others, make a fleet with --host.\n"
+    note = "\nOnly clients on this machine can reach this address; for clients on other machines, create a fleet with --host.\n"
     here = is_loopback(fleet.address.rpartition(":")[0].strip("[]"))
-    text = f"# Commands of this fleet\n{note if here else ''}\n```\n{listed}\n```\n"
+    text = f"# Commands for this fleet\n{note if here else ''}\n```\n{listed}\n```\n"
     write_new(fleet.path / "COMMANDS.md", text.encode(), 0o644)
-    _write_units(fleet, {role: line for role, line in lines.items() if role != "start"})
+    _write_units(fleet, {name: line for name, line in lines.items() if name != "start"})
 
 
 def _add_help(fleet: Fleet, clients: Sequence[str]) -> None:
-    """The same for clients that were added; what was there, and may have been edited, stays as it is."""
+    """The same for added clients; existing files, which may have been edited, are not changed."""
     path = fleet.path / "COMMANDS.md"
     known = path.read_text(encoding="utf-8") if path.exists() else ""
     all_lines = commands(fleet, clients)
@@ -113,17 +117,17 @@ def _add_help(fleet: Fleet, clients: Sequence[str]) -> None:
 
 
 def _write_units(fleet: Fleet, lines: dict[str, str]) -> None:
-    """A unit for each role that has none."""
+    """Write a systemd unit for the server and each client that has none."""
     (fleet.path / "systemd").mkdir(exist_ok=True)
-    for role, line in lines.items():
+    for name, line in lines.items():
         command = line.replace("fedqssl", f"{shlex.quote(sys.executable)} -m fedqssl.cli.main", 1)
-        unit = _template("fedqssl.service").format(description=f"fedqssl {role}", command=command, user=_user())
+        unit = _template("fedqssl.service").format(description=f"fedqssl {name}", command=command, user=_user())
         with suppress(FileExistsError):
-            write_new(fleet.path / "systemd" / f"fedqssl-{role}.service", unit.encode(), 0o644)
+            write_new(fleet.path / "systemd" / f"fedqssl-{name}.service", unit.encode(), 0o644)
 
 
 def _user() -> str:
-    """Who runs this; a number where it has no name, as in a container."""
+    """The current user; its number if it has no name, as in a container."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

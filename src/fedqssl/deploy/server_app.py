@@ -1,4 +1,4 @@
-"""The run's process on the server: a ServerApp that plays a run with the clients of a fleet. Started by the steward alone."""
+"""The run's process on the server: a ServerApp that carries out a run with a fleet's clients. Started only by the supervisor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the run that the configuration names."""
+    """Carry out the run that the configuration names."""
     config = context.run_config
     fleet = Fleet.open(Path(str(config["fleet"])))
     data = ServerData(**json.loads(str(config["data"])))
@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def connect(fleet: Fleet, address: str, ticket: dict[str, Any]) -> Grid:
-    """A Grid for this run; the address is this machine's."""
+    """A Grid for this run; the address is on this machine."""
     TaskIdentity.task_id, TaskIdentity.run_id = ticket["task_id"], ticket["run_id"]
     TaskIdentity.node_id = SUPERLINK_NODE_ID
     grid = HttpGrid(address, False, fleet.authority.read_bytes(), token=ticket["token"])
@@ -46,7 +46,7 @@ def connect(fleet: Fleet, address: str, ticket: dict[str, Any]) -> Grid:
 
 
 def start() -> None:
-    """Read what to do from standard input, which stays open as long as the server lives."""
+    """Read the task from standard input, which stays open as long as the server is running."""
     task = json.loads(sys.stdin.buffer.readline())
     end_with_parent(sys.stdin)  # two processes must never work on one run
     fleet = Fleet.open(Path(task["fleet"]))

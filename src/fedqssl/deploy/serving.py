@@ -1,4 +1,4 @@
-"""``fedqssl deploy server``: one process with the SuperLink, and a thread that looks after the rest."""
+"""``fedqssl deploy server``: one process with the SuperLink, and a supervisor thread for everything else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     if not (fleet.server / "server.key").is_file():
-        raise FleetError(f"{fleet.server} has no key: this is a client's part of the fleet; serve where you ran init")
+        raise FleetError(
+            f"{fleet.server} has no key: this is a client's copy of the fleet; start the server where you ran init"
+        )
     for spec in filter(None, (data.buffer, data.labeled)):
         load_dataset(spec, "train", on_bad="skip")  # what cannot be read is an error now, not in an hour
     os.environ["FLWR_HOME"] = str(fleet.server / "flwr")
@@ -38,7 +40,7 @@ def serve(
         link.put_out_strangers()
         link.admit()
         port = sock.getsockname()[1]
-        steward = Supervisor(fleet, link, data, own_address(host, port), events)
+        supervisor = Supervisor(fleet, link, data, own_address(host, port), events)
         config = uvicorn.Config(
             link.guard,
             ssl_certfile=str(fleet.server / "server.crt"),
@@ -53,16 +55,16 @@ def serve(
         say(f"serving {fleet.path} on {host} port {port}; start a run with: fedqssl deploy start {fleet.path}")
         events.note("server started", host=host, port=port)
         signal.signal(signal.SIGTERM, stop_like_ctrl_c)  # uvicorn ends in order, and then gives the signal on
-        steward.start()
+        supervisor.start()
         try:
             with suppress(KeyboardInterrupt):
                 uvicorn.Server(config).run(sockets=[sock])
         finally:
-            steward.leave()
+            supervisor.leave()
             events.note("server stopped")
 
 
 def own_address(host: str, port: int) -> str:
-    """Where this machine reaches a server that listens on ``host``."""
+    """The address at which this machine reaches a server that listens on ``host``."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"[{here}]:{port}" if ":" in here else f"{here}:{port}"

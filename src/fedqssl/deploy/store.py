@@ -1,7 +1,7 @@
-"""What a client keeps on its own disk, atomically: its split, the last rounds' models as they came and went, its own model.
+"""What a client stores on its own disk, atomically: its split, the models received and sent in the last rounds, its own model.
 
-No algorithm keeps an optimiser between rounds, so the model that a round began with is all of a client's state from before it;
-with it and the order, a round that the server repeats after a crash gives the same bytes, and what was sent is there to answer.
+No algorithm keeps an optimiser between rounds, so the model received in a round is the client's whole state;
+a round that the server repeats after a crash gives the same bytes, and the stored reply can be sent again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedqssl.federated.client import ClientMetrics
 from fedqssl.files import read_json_or_none, write_atomically, write_json
 
 KEEP = 2
-"""Rounds kept: the last, and the one before it."""
+"""Rounds kept: the last and the one before it."""
 
 
 def round_key(*parts: object) -> str:
-    """Digest of all that a round's bytes depend on."""
+    """Digest of everything that a round's bytes depend on."""
     digest = hashlib.sha256()
     for part in parts:
         data = part if isinstance(part, bytes) else json.dumps(part, sort_keys=True).encode()
@@ -40,7 +40,7 @@ class Store:
         path.mkdir(parents=True, exist_ok=True)
 
     def recall(self, key: str) -> tuple[bytes, ClientMetrics] | None:
-        """What was sent in this very round, if it was one of the last."""
+        """The reply sent in this same round, if it was one of the last."""
         for folder in self._rounds():
             about = read_json_or_none(folder / "round.json")
             if isinstance(about, dict) and about.get("key") == key:
@@ -51,7 +51,7 @@ class Store:
         return None
 
     def keep(self, key: str, received: bytes, sent: bytes, metrics: ClientMetrics) -> None:
-        """Write a round down, whole or not at all."""
+        """Store a round, completely or not at all."""
         number = max((int(f.name.removeprefix("round-")) for f in self._rounds()), default=0) + 1
         final = self.path / f"round-{number:06d}"
         partial = final.with_name(final.name + ".partial")
@@ -70,7 +70,7 @@ class Store:
         return sorted((f for f in self.path.glob("round-??????") if f.is_dir()), reverse=True)
 
     def split(self, train: ImageSet, test: ImageSet) -> tuple[ImageSet, ImageSet]:
-        """The client's own split: an image that was held out once stays held out, whatever is added to the data."""
+        """The client's own split: an image that was held out once stays held out, whatever data are added."""
         held = read_json_or_none(self.path / "split.json")
         if held is None:
             write_json(self.path / "split.json", sorted(set(_digests(test))))

@@ -1,7 +1,7 @@
 """Flower's SuperLink, hosted in this process behind the guard: TLS, signed requests, clients known by their keys.
 
-It is Flower's own application and state. What we leave out is what starts code: its command line sends an app's source to the
-SuperLink, which hands it on to every client. Here the software is what is installed, on both sides.
+It is Flower's own application and state, without the part that starts code: Flower's command line sends an app's source to the
+SuperLink, which passes it to every client. Here both sides run only the software that is installed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedqssl.deploy.keys import public_keys
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a run needs to use the SuperLink: who it is, and the secret that proves it."""
+    """What a run needs to use the SuperLink: its id and its token."""
 
     run_id: int
     task_id: int
@@ -51,7 +51,7 @@ class SuperLink:
         self.refused: set[bytes] = set()
 
     def admit(self) -> None:
-        """Make the SuperLink's list of clients that of the fleet's folder: new keys are let in, removed ones put out."""
+        """Bring the SuperLink's list of clients up to date with the fleet folder: add new keys, remove deleted ones."""
         there = public_keys(self.fleet)
         for name in [n for n, key in self.keys.items() if there.get(n) != key and self._gone(n, there)]:
             node = self.state.get_node_id_by_public_key(self.keys.pop(name))
@@ -62,12 +62,12 @@ class SuperLink:
             self._let_in(name, there[name])
 
     def _let_in(self, name: str, key: bytes) -> None:
-        """Once for each key: one that has another name here, or was removed before, stays out."""
+        """Register a key once: a key with another name here, or one that was removed before, stays out."""
         if key in self.refused:
             return
         try:
             if key in self.keys.values():
-                raise ValueError("this key has another name")
+                raise ValueError("this key belongs to another name")
             if self.state.get_node_id_by_public_key(key) is None:
                 self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
         except ValueError as error:
@@ -79,7 +79,7 @@ class SuperLink:
         self.events.note("admitted", client=name)
 
     def _gone(self, name: str, there: dict[str, bytes]) -> bool:
-        """Whether a key was replaced or removed, which is for good; one that cannot be read now is looked at again."""
+        """Whether a key was replaced or removed, which is final; a key that cannot be read now is checked again later."""
         try:
             (self.fleet.path / "clients" / name / "key.pub").stat()
         except OSError as error:
@@ -87,7 +87,7 @@ class SuperLink:
         return name in there
 
     def put_out_strangers(self) -> None:
-        """Once at the start: keys that were removed while no server ran."""
+        """At the start: remove keys that were deleted while no server was running."""
         there = public_keys(self.fleet)
         known = set(there.values())
         for node in self.state.get_node_info(owner_aids=[NOOP_FLWR_AID]):
@@ -101,7 +101,7 @@ class SuperLink:
         return {names[n.public_key]: n.status == "online" for n in nodes if n.public_key in names}
 
     def open_run(self) -> Ticket:
-        """A new run in the SuperLink's books, running from now on; it has no app to send to anyone."""
+        """Register a new, running run with the SuperLink; it has no app to send to clients."""
         run_id = self.state.create_run(
             None, None, secrets.token_hex(32), {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )
@@ -114,11 +114,11 @@ class SuperLink:
         return Ticket(run_id, task_id, token)
 
     def keep_alive(self, ticket: Ticket) -> None:
-        """Tell the SuperLink that the run's process lives."""
+        """Tell the SuperLink that the run's process is alive."""
         self.state.acknowledge_task_heartbeat(ticket.task_id)
 
     def close_run(self, ticket: Ticket, ok: bool) -> tuple[int, int]:
-        """The run is over; bytes that the SuperLink counted to and from clients."""
+        """End the run; returns the bytes that the SuperLink counted to and from clients."""
         self.state.finish_task(ticket.task_id, SubStatus.COMPLETED if ok else SubStatus.FAILED, "")
         run = self.state.get_run_info(run_ids=[ticket.run_id])[0]
         return run.bytes_sent, run.bytes_recv

@@ -1,7 +1,7 @@
-"""The server's process besides the SuperLink: lets clients in, starts and stops the run that is wanted, says how things are.
+"""The server's supervisor thread: admits clients, starts and stops the requested run, writes the status.
 
-``fedqssl deploy start`` and ``stop`` write ``server/wanted.json``; this thread looks at it, so that no network interface can
-start anything. The run is a process of its own, which ends with this one.
+``fedqssl deploy start`` and ``stop`` write ``server/wanted.json``; this thread reads it, so that nothing can be started
+over the network. The run is a separate process, which ends with this one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ HEARTBEAT = 10.0
 
 
 class Supervisor(threading.Thread):
-    """Runs until :meth:`leave`."""
+    """A thread that runs until :meth:`leave`."""
 
     def __init__(self, fleet: Fleet, link: SuperLink, data: ServerData, address: str, events: Events) -> None:
-        super().__init__(name="steward", daemon=True)
+        super().__init__(name="supervisor", daemon=True)
         self.fleet, self.link, self.data, self.address, self.events = fleet, link, data, address, events
         self.child: subprocess.Popen[bytes] | None = None
         self.ticket: Ticket | None = None
@@ -42,10 +42,10 @@ class Supervisor(threading.Thread):
         young = time.time() - wanted.get("time", 0.0) < TAKEN  # given while this process was starting: somebody waits
         self.answered = left.get("id") if young else wanted.get("id")
         if left.get("state") not in (None, *OVER):
-            self._state(left.get("run"), "failed", "the server went away; go on with fedqssl deploy start")
+            self._state(left.get("run"), "failed", "the server stopped; resume with fedqssl deploy start")
 
     def run(self) -> None:
-        """Look after everything, once a second."""
+        """Check everything once a second."""
         while not self._leave.wait(PAUSE):
             try:
                 self.link.admit()
@@ -71,7 +71,7 @@ class Supervisor(threading.Thread):
         }
 
     def _obey(self) -> None:
-        """Do what ``wanted.json`` asks, once."""
+        """Carry out the command in ``wanted.json``, once."""
         wanted = read_json(self.fleet.server / "wanted.json")
         if not isinstance(wanted, dict) or wanted.get("id") == self.answered:
             return
@@ -98,7 +98,7 @@ class Supervisor(threading.Thread):
         self.events.note("run started", run=name, pid=self.child.pid)
 
     def _watch(self) -> None:
-        """Speak for the run's process while it lives; note when it has ended."""
+        """Send heartbeats for the run's process while it is alive; record when it has ended."""
         if self.child is None or self.ticket is None:
             return
         code = self.child.poll()
@@ -130,7 +130,7 @@ class Supervisor(threading.Thread):
         self._watch()
 
     def _state(self, run: str | None, state: str, error: str | None = None) -> None:
-        """Change the state in ``status.json``; the rest is the run's own to write."""
+        """Change the state in ``status.json``; the run itself writes the rest."""
         before = read_json(self.fleet.server / "status.json")
         kept = before if isinstance(before, dict) and before.get("run") == run else {}
         changed = {"run": run, "state": state, "error": error, "id": self.answered, "time": time.time()}

@@ -1,6 +1,6 @@
 """What a device loads: a file with a personal low-bit model and its classifier, prediction and ONNX export.
 
-:mod:`fedqssl.maker` makes such files. Nothing of training, runs or costs is imported here; start reading in ``model``.
+:mod:`fedqssl.maker` makes such files. Nothing from training, runs or costs is imported here; start reading in ``model``.
 
 >>> import fedqssl
 >>> model = fedqssl.load("phone.fqssl")  # doctest: +SKIP

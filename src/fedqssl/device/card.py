@@ -39,7 +39,7 @@ def markdown(manifest: Manifest, file_bytes: int) -> str:
     kind, size = "RGB" if m.channels == 3 else "grey", bytes_text(file_bytes)
     lines = [f"# {m.model}, {m.bits} bits, for {m.client}", ""]
     lines += [f"A personal low-bit image classifier of {len(m.class_names)} classes in {size}, made by fedqssl.", ""]
-    lines += [f"Input: {kind} images, brought to {m.size}x{m.size} (centre square), pixels as `{m.normalisation}`.", ""]
+    lines += [f"Input: {kind} images, resized to {m.size}x{m.size} (centre square), pixels as `{m.normalisation}`.", ""]
     for title in ("data", "training", "bits", "accuracy", "cost"):
         lines += [f"## {title.capitalize()}", ""]
         if title == "training":
@@ -50,13 +50,13 @@ def markdown(manifest: Manifest, file_bytes: int) -> str:
     lines += [
         "## Limits",
         "",
-        f"- Tested on {card['accuracy']['test images']} images with the label distribution of this client, not on yours.",
-        "- Accuracy elsewhere may be lower: the classifier knows the classes above and gives every image one of them.",
+        f"- Tested on {card['accuracy']['test images']} images with the label distribution of this client, not on your images.",
+        "- Accuracy elsewhere may be lower: the classifier knows only the classes above and assigns one of them to every image.",
         f"- Probabilities were {card['accuracy']['calibration error']:.3f} off on average (expected calibration error).",
     ]
     if missing:
         lines.append(
-            f"- No labels of these classes were seen, so they will hardly ever be the answer: {', '.join(missing)}."
+            f"- No labels of these classes were seen, so they will hardly ever be predicted: {', '.join(missing)}."
         )
     return "\n".join([*lines, ""])
 

@@ -40,22 +40,22 @@ HEADER = Header(
 
 
 class Manifest(BaseModel):
-    """What a device file says of itself.
+    """The description stored in a device file.
 
     Args:
         model: backbone by name, or ``package.module:Class``.
         width: channels of its first stage.
         channels: of an image, 1 or 3.
-        size: height and width that images are brought to (centre square, bilinear).
+        size: height and width that images are resized to (centre square, bilinear).
         normalisation: pixels enter as ``value / 255``; the batch norms do the rest.
-        objective: that it was trained with; names the heads, which the file leaves out (``supervised``: its classifier stays).
+        objective: used in training; names the heads, which the file leaves out (``supervised``: the classifier is kept).
         bits: of weights and activations.
         scale: features are divided by it before the classifier.
         feature_dim: length of a feature vector.
         class_names: by label.
-        protocol: of the run that made it.
-        client: whose it is.
-        card: what the model card is written from.
+        protocol: of the run that produced it.
+        client: the client that it belongs to.
+        card: the values of the model card.
         extractor_bytes: length of the first container.
         classifier_bytes: length of the second; 0 if the model ends in its classifier.
     """
@@ -104,14 +104,14 @@ def decode(data: bytes) -> tuple[Manifest, bytes, bytes]:
         DeviceFileError: one line that says why these bytes cannot be used.
     """
     if data[:6] == CONTAINER_MAGIC:
-        raise DeviceFileError("a run's model without a classifier; make a device file of it with fedqssl export")
+        raise DeviceFileError("this is a run's model without a classifier; make a device file with fedqssl export")
     rest = HEADER.unwrap(data, MAX_BYTES)
     if len(rest) < _LENGTH.size:
         raise DeviceFileError("the manifest is missing; export the model again")
     (size,) = _LENGTH.unpack_from(rest)
     start = _LENGTH.size + size
     if size > MAX_MANIFEST or start > len(rest):
-        raise DeviceFileError(f"a manifest of {size} bytes cannot be; export the model again")
+        raise DeviceFileError(f"a manifest of {size} bytes is impossible; export the model again")
     try:
         manifest = Manifest.model_validate(json.loads(rest[_LENGTH.size : start]))
     except ValidationError as error:

@@ -55,7 +55,7 @@ class DeviceModel:
         Args:
             images: one picture or several; each a path, encoded bytes, a pillow image, a uint8 array (H, W[, C]) or a uint8
                 tensor (C, H, W). The path of a folder stands for all pictures below it.
-            top: how many classes to name.
+            top: number of classes to return for each picture.
             batch_size: pictures in memory at a time.
 
         Raises:
@@ -85,7 +85,7 @@ class DeviceModel:
         try:
             return markdown(self.manifest, len(self.to_bytes()))
         except (KeyError, TypeError, ValueError) as error:
-            raise DeviceFileError(f"the model card of this file cannot be written: {error!r} is not there") from error
+            raise DeviceFileError(f"the model card of this file cannot be written: {error!r} is missing") from error
 
 
 def _several(images: Any) -> Iterable[Any]:
@@ -116,7 +116,7 @@ def pack_device(values: dict[str, Any], extractor: fx.GraphModule, classifier: L
 
 
 def _check_size(manifest: Manifest) -> None:
-    """Refuse a manifest whose network is far larger than its container, before the network is made."""
+    """Reject a manifest whose network is far larger than its container, before the network is built."""
     with torch.device("meta"):
         counted = build_model(manifest.model, manifest.width, manifest.channels)
     bits = sum(p.numel() for p in counted.parameters()) * manifest.bits
@@ -177,8 +177,8 @@ def load(path: str | Path, *, trust: bool = False) -> DeviceModel:
     """Load a device file.
 
     Args:
-        path: what ``fedqssl export`` wrote.
-        trust: allow a backbone of the user's own, named ``package.module:Class`` in the file, to be imported.
+        path: a file written by ``fedqssl export``.
+        trust: allow importing a backbone that the file names as ``package.module:Class``, which runs its code.
 
     Raises:
         DeviceFileError: one line that names the file and says why it cannot be used.

@@ -23,7 +23,7 @@ INPUT, LOGITS, PROBABILITIES = "images", "logits", "probabilities"
 
 
 def check_onnx() -> Any:
-    """The ``onnx`` package, or one line that names the extra."""
+    """The ``onnx`` package, or a one-line error that names the extra."""
     return import_extra("onnx", "onnx", "ONNX export", "export")
 
 

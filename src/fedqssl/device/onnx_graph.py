@@ -1,4 +1,4 @@
-"""Node by node from a converted torch.fx graph to ONNX; :mod:`fedqssl.device.onnx_export` puts the ends on."""
+"""Node by node from a converted torch.fx graph to ONNX; :mod:`fedqssl.device.onnx_export` adds input and output."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def _pool(w: GraphWriter, m: Any, name: str, inputs: list[Value]) -> Value:
 
 
 def _rest(source: Any) -> list[Any]:
-    """What a function is called with besides tensors; the settings of a module that does the same."""
+    """The arguments of a function besides tensors; the settings of the equivalent module."""
     if isinstance(source, fx.Node):
         return [*source.args[1:], *source.kwargs.values()]
     return [source.start_dim, source.end_dim] if isinstance(source, nn.Flatten) else [source.output_size]

@@ -1,1 +1,1 @@
-"""Engines move bytes between the two roles; no algorithm inside."""
+"""Engines carry payloads between server and clients; they know nothing of algorithms."""

@@ -1,4 +1,4 @@
-"""What a run needs of whatever carries its messages."""
+"""The interface of engines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Replies = dict[str, tuple[bytes, ClientMetrics]]
 
 
 class Engine(Protocol):
-    """Carries a round's models to the clients and their replies back; no algorithm inside."""
+    """Carries a round's models to the clients and their replies back; knows nothing of algorithms."""
 
     def train_clients(self, payloads: Mapping[str, bytes], job: Job) -> tuple[Replies, dict[str, str]]:
-        """Replies of the clients that got a payload, and the reasons of those that failed."""
+        """Replies of the clients that were sent a payload, and why the others failed."""
         ...
 
 

@@ -14,7 +14,7 @@ from fedqssl.lowbit import NonFiniteError
 
 
 def _train(simulation: Simulation, name: str, payload: bytes, job: Job) -> tuple[bytes, ClientMetrics] | str:
-    """The client's part of the round; if its training diverges, the reason."""
+    """Run the client's part of the round; returns the reason instead if its training diverges."""
     try:
         return perform(job, payload, simulation.client(name))
     except NonFiniteError as error:
@@ -28,7 +28,7 @@ class InProcess:
         self.pool = pool
 
     def train_clients(self, payloads: Mapping[str, bytes], job: Job) -> tuple[Replies, dict[str, str]]:
-        """See :class:`fedqssl.engines.engine.Engine`. The largest start first, so that workers end together."""
+        """See :class:`fedqssl.engines.engine.Engine`. The largest clients start first, so that workers finish together."""
         sizes = self.pool.shared.sizes
         names = sorted(payloads, key=lambda n: (-sizes[n], n))
         found = self.pool.run("clients", _train, {n: (n, payloads[n], job) for n in names})

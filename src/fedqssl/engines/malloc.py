@@ -1,4 +1,4 @@
-"""Freed memory stays with the process: large tensors are made anew at each step, and fetching their pages costs time.
+"""Keep freed memory in the process: large tensors are allocated again at each step, and page faults cost time.
 
 On the quickstart the kernel's share falls from 8% of the CPU time to 1.6%, and the peak grows by 2% (docs/performance.md).
 """
@@ -15,9 +15,9 @@ _PAD = 16 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc to serve large requests from its heap and to keep up to 512 MiB of what is freed; whether it was asked.
+    """Ask glibc to serve large requests from its heap and to keep up to 512 MiB of freed memory; returns whether it was asked.
 
-    Does nothing where the C library is another one, or where the user set glibc's own ``MALLOC_`` variables.
+    Does nothing with another C library, or if the user set glibc's own ``MALLOC_`` variables.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return False

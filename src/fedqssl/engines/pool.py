@@ -1,7 +1,7 @@
-"""Worker processes that run jobs: functions of what all of them share, and of arguments that are sent.
+"""Worker processes that run jobs: functions of a shared object and of arguments sent with each job.
 
-What a job computes depends on its arguments and on what is shared alone, so any number of workers gives the same results for
-equal ``threads``. Workers are started with the first jobs, end with their parent, however that ends, and never see Ctrl-C.
+A job's result depends only on its arguments and the shared object, so any number of workers gives the same results for equal
+``threads``. Workers start with the first jobs, end with their parent, however it ends, and never see Ctrl-C.
 Python's own process pools import the user's script again in every worker; these do not (docs/decisions.md).
 """
 
@@ -24,7 +24,7 @@ from fedqssl.engines.shared_images import Shared, SharedImages
 from fedqssl.engines.worker import peak_memory, receive, send
 
 Tick = Callable[[str, int, int], None]
-"""(what is being done, how many are done, of how many)."""
+"""(kind of job, number done, total)."""
 S = TypeVar("S")
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -50,7 +50,7 @@ class _Worker:
         send(self.connection, (shared, threads))
 
     def end(self, at_once: bool) -> None:
-        """Let it finish, or not."""
+        """End the process, letting it finish its job or not."""
         self.connection.close()
         if at_once:
             self.process.kill()
@@ -61,13 +61,13 @@ class _Worker:
 
 
 class Pool(Generic[S]):
-    """Runs jobs of what is shared, in this process or in workers; use as a context manager, so that workers end with it.
+    """Runs jobs on a shared object, in this process or in workers; use as a context manager, so that workers end with it.
 
     Args:
         shared: the first argument of every job; its images are mapped, not copied.
-        workers: processes; 1 runs everything in this one.
+        workers: number of processes; 1 runs everything in this process.
         threads: torch threads of each.
-        tick: told how far the jobs are.
+        tick: called with the progress of the jobs.
     """
 
     def __init__(self, shared: S, workers: int = 1, threads: int = 1, tick: Tick = no_tick) -> None:
@@ -101,7 +101,7 @@ class Pool(Generic[S]):
             jobs: arguments by key.
 
         Raises:
-            ChildProcessError: a worker died. What a job raises is raised here, too.
+            ChildProcessError: a worker died. Errors raised by a job are raised here, too.
         """
         self.tick(what, 0, len(jobs))
         done: dict[Key, Result] = {}
@@ -116,7 +116,7 @@ class Pool(Generic[S]):
         jobs: Mapping[Key, tuple[Any, ...]],
         died: Callable[[Key], Result] | None = None,
     ) -> Iterator[tuple[Key, Result]]:
-        """As :meth:`run`, one result after the other as they come; ``died`` gives the result of a job whose worker died."""
+        """Like :meth:`run`, but yields results as they arrive; ``died`` gives the result of a job whose worker died."""
         if self._opened is not None:
             yield from self._in_workers(function, jobs, died)
             return
@@ -124,7 +124,7 @@ class Pool(Generic[S]):
             yield key, function(self.shared, *arguments)
 
     def peak_memory(self) -> int:
-        """Largest resident size so far of this process or of one worker."""
+        """Largest resident size so far of this process or of any worker."""
         return max(peak_memory(), self._workers_peak)
 
     def _end_workers(self, at_once: bool) -> None:
@@ -138,7 +138,7 @@ class Pool(Generic[S]):
         jobs: Mapping[Key, tuple[Any, ...]],
         died: Callable[[Key], Result] | None,
     ) -> Iterator[tuple[Key, Result]]:
-        """A worker gets its next job when it has sent its last result; one that died is replaced."""
+        """A worker gets its next job after sending its last result; a dead worker is replaced."""
         left = deque(jobs.items())
         busy: dict[Connection, tuple[_Worker, Key]] = {}
         try:
@@ -173,7 +173,7 @@ class Pool(Generic[S]):
             if died is not None:
                 return key, died(key)
             raise ChildProcessError(
-                "a worker process died, perhaps for lack of memory (workers = 1 in config.toml needs less)"
+                "a worker process died, possibly out of memory (workers = 1 in config.toml needs less)"
             ) from error
         self._workers_peak = max(self._workers_peak, peak)
         if not fine:

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 LARGE = 1 << 16
-"""Bytes from which a tensor of images goes to the file."""
+"""Image tensors of at least this many bytes go to the file."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What a worker gets: a pickled object, and where its image tensors are mapped from."""
+    """What a worker receives: a pickled object, and the file that its image tensors are mapped from."""
 
     pickled: bytes
     path: str
@@ -48,7 +48,7 @@ class Shared:
 
 
 class _Pickler(pickle.Pickler):
-    """Sets large image tensors aside."""
+    """A pickler that sets large image tensors aside."""
 
     def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out)
@@ -88,7 +88,7 @@ class SharedImages:
             self.__exit__(type(error), error, error.__traceback__)
             raise OSError(
                 f"the images for the workers cannot be written to {tempfile.gettempdir()} ({error.strerror or error}): "
-                "make room there, set TMPDIR to another folder, or workers = 1 in config.toml"
+                "free some space there, set TMPDIR to another folder, or workers = 1 in config.toml"
             ) from error
         return Shared(out.getvalue(), path, tuple(tuple(images.shape) for images in pickler.tensors))
 

@@ -1,7 +1,7 @@
-"""A worker process of :mod:`fedqssl.engines.pool`: opens what is shared, then runs one job after the other.
+"""A worker process of :mod:`fedqssl.engines.pool`: opens the shared object, then runs one job after another.
 
-It ends with its parent, however that ends: standard input is a pipe that closes then. Nothing heavy is imported before that is
-watched.
+It ends with its parent, however that ends: standard input is a pipe that then closes. Nothing heavy is imported before the pipe
+is watched.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Collapse:
         return asdict(self)
 
     def warning(self) -> str | None:
-        """Plain words if the features have collapsed."""
+        """A warning if the features have collapsed."""
         if self.effective_rank < MIN_RANK:
             return (
                 f"the features have collapsed: their effective rank is {self.effective_rank:.1f} of {self.dim}; lower lr, "
@@ -62,7 +62,7 @@ def effective_rank(x: Tensor) -> float:
 
 
 def collapse_signals(x: Tensor, y: Tensor) -> Collapse:
-    """All three, of the features of two views of the same images (N, dim)."""
+    """All three indicators, from the features of two views of the same images (N, dim)."""
     if x.shape != y.shape or x.ndim != 2 or len(x) < 2:
         raise ValueError(
             f"needs the features of two views of at least 2 images, not {tuple(x.shape)} and {tuple(y.shape)}"

@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
 
 SPREAD = 10.0
-"""Weights start within ``SPREAD / sqrt(d)``, ten times as wide as a layer's usual start: the layer's scale stays what it is at
-the start, so that is also as far as they can go, and a classifier on features in [0, 1] has to go far."""
+"""Weights start within ``SPREAD / sqrt(d)``, ten times as wide as usual: the layer's scale never changes, so this is also the
+largest value they can reach, and a classifier on features in [0, 1] needs large weights."""
 
 
 @dataclass(frozen=True, eq=False)

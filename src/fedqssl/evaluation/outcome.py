@@ -1,4 +1,4 @@
-"""What a classifier got right, class by class, and whether its probabilities can be believed."""
+"""The accuracy of a classifier, class by class, and the calibration of its probabilities."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Outcome:
     """Accuracy, confusion and calibration on one test set.
 
     Args:
-        accuracy: share of images classified rightly.
-        confusion: (C, C) counts; row is the truth, column the answer.
+        accuracy: share of correctly classified images.
+        confusion: (C, C) counts; rows are true classes, columns predicted ones.
         bins: by confidence, low to high; empty ones are left out.
     """
 
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def outcome(probabilities: Tensor, labels: Tensor) -> Outcome:
-    """Judge probabilities (N, C) against labels (N,)."""
+    """Evaluate probabilities (N, C) against labels (N,)."""
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or not len(labels):
         shapes = f"{tuple(probabilities.shape)} and {tuple(labels.shape)}"
         raise ValueError(f"an outcome needs probabilities (N, C) and labels (N,) with N > 0, not {shapes}")

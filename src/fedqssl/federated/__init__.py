@@ -1,1 +1,1 @@
-"""The two roles of Algorithm 1, client and server, as functions of bytes; algorithms; what their randomness derives from."""
+"""The two sides of Algorithm 1, client and server, as functions of bytes; the algorithms; how random numbers are derived."""

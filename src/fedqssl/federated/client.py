@@ -1,4 +1,4 @@
-"""The client's role: ``payload -> (payload, metrics)``. E epochs of low-bit training (Algorithm 1, lines 3-9)."""
+"""The client's part: ``payload -> (payload, metrics)``. E epochs of low-bit training (Algorithm 1, lines 3-9)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedqssl.lowbit import LowBitSGD, load_bytes, to_bytes
 
 @dataclass(frozen=True)
 class ClientMetrics:
-    """What a client reports besides its model: nothing of its data but their number."""
+    """What a client reports besides its model: about its data only the number of images."""
 
     samples: int
     losses: tuple[float, ...]
@@ -25,7 +25,7 @@ class ClientMetrics:
 
 
 Client = Callable[[bytes, Job, ClientData], tuple[bytes, ClientMetrics]]
-"""The client's part of an algorithm: pure given its arguments; a function of a module, so that workers can import it."""
+"""The client's part of an algorithm: a pure function of its arguments, defined at module level so that workers can import it."""
 
 
 def train_locally(

@@ -24,14 +24,14 @@ from fedqssl.ssl.presets import view_config
 
 @dataclass(frozen=True, eq=False)
 class Context(ABC):
-    """A run's configuration with everything that derives from it.
+    """A run's configuration with everything derived from it.
 
     Args:
         config: the settings.
-        task: what all roles share.
-        bits: by client.
-        train: images whose labels, if there are any, the global accuracy is measured with.
-        test: the same, held out.
+        task: what server and clients share.
+        bits: bitwidth by client.
+        train: images for training the classifier that measures the global accuracy, if they have labels.
+        test: held-out images for the same purpose.
     """
 
     config: RunConfig
@@ -48,30 +48,30 @@ class Context(ABC):
     @property
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """Training images by client."""
+        """Number of training images by client."""
 
     @abstractmethod
     def buffer(self) -> Tensor:
-        """Images of the server's buffer D_g."""
+        """The images of the server's buffer D_g."""
 
     @abstractmethod
     def everyone(self) -> Tensor:
         """All clients' training images in one place.
 
         Raises:
-            ValueError: they are not in one place.
+            ValueError: the images are not in one place.
         """
 
     @abstractmethod
     def partition_json(self) -> dict[str, object]:
-        """For ``partition.json``: who holds which images, or how many."""
+        """For ``partition.json``: which images each client holds, or how many."""
 
     @abstractmethod
     def label_counts(self) -> dict[str, dict[str, list[int]]] | None:
-        """Images of each class by client and split; None where labels are not known."""
+        """Images of each class by client and split; None if labels are unknown."""
 
     def job(self, round_number: int, lr: float, return_model: bool = False) -> Job:
-        """What the server asks of every client in a round with this learning rate."""
+        """The job of every client in a round with this learning rate."""
         low, config = self.config.lowbit, self.config
         how = low.rule, low.scale, low.rounding, config.fedprox.mu, return_model
         return Job(round_number, lr, config.algorithm, self.task, config.local_epochs, *how)
@@ -79,17 +79,17 @@ class Context(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Simulation(Context):
-    """All images are here; the partition says whose they are."""
+    """A run on one machine: all images are here, and the partition assigns them to clients."""
 
     partition: Partition
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Training images by client."""
+        """Number of training images by client."""
         return {name: len(split.train) for name, split in self.partition.clients.items()}
 
     def buffer(self) -> Tensor:
-        """Images of the server's buffer D_g."""
+        """The images of the server's buffer D_g."""
         return self.train.images[self.partition.buffer]
 
     def client(self, name: str) -> ClientData:
@@ -102,7 +102,7 @@ class Simulation(Context):
         return self.train.images[torch.cat([self.partition.clients[name].train for name in sorted(self.bits)])]
 
     def partition_json(self) -> dict[str, object]:
-        """Who holds which images."""
+        """Which images each client holds."""
         return self.partition.to_json()
 
     def label_counts(self) -> dict[str, dict[str, list[int]]] | None:
@@ -112,11 +112,11 @@ class Simulation(Context):
 
 @dataclass(frozen=True, eq=False)
 class FleetContext(Context):
-    """Clients keep their images: the server knows how many they have, and holds its buffer.
+    """A run on real machines: clients keep their images; the server knows only their number, and holds its own buffer.
 
     Args:
         public: the server's buffer D_g.
-        samples: training and test images by client, as it said when it joined.
+        samples: numbers of training and test images that each client reported when it joined.
     """
 
     public: Tensor
@@ -124,33 +124,35 @@ class FleetContext(Context):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Training images by client."""
+        """Number of training images by client."""
         return {name: train for name, (train, _) in self.samples.items()}
 
     def buffer(self) -> Tensor:
-        """Images of the server's buffer D_g."""
+        """The images of the server's buffer D_g."""
         return self.public
 
     def everyone(self) -> Tensor:
         """Not here."""
-        raise ValueError(f"{self.config.algorithm} needs all clients' images in one place, and they are not")
+        raise ValueError(
+            f"{self.config.algorithm} needs all clients' images in one place, which is not possible on real machines"
+        )
 
     def partition_json(self) -> dict[str, object]:
-        """How many images everybody holds."""
+        """How many images each client holds."""
         clients = {name: {"train": train, "test": test} for name, (train, test) in self.samples.items()}
         return {"buffer": len(self.public), "clients": clients}
 
     def label_counts(self) -> None:
-        """Not known to the server."""
+        """Unknown to the server."""
 
 
 def class_count(train: ImageSet, test: ImageSet) -> int:
-    """How many classes the labels name; 0 without labels."""
+    """Number of classes; 0 without labels."""
     return max((1 + int(s.labels.max()) for s in (train, test) if s.labels is not None and len(s.labels)), default=0)
 
 
 def make_task(config: RunConfig, channels: int, classes: int) -> Task:
-    """What every role of this run must share."""
+    """What the server and all clients of this run share."""
     return Task(
         model=config.model,
         width=config.width,
@@ -167,13 +169,13 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
 
 
 def build_simulation(config: RunConfig, progress: DownloadProgress | None = None) -> Simulation:
-    """Load the images and split them; deterministic in the configuration. ``progress`` is told about downloads."""
+    """Load the images and split them; deterministic in the configuration. ``progress`` is called during downloads."""
     train, partition = training_split(config, progress)
     test = load_dataset(config.data, "test", config.data_dir, on_bad=config.on_bad, progress=progress)
     task = make_task(config, train.images.shape[1], class_count(train, test))
     if config.min_clients > len(partition.clients):
         raise ConfigError(
-            f"min_clients = {config.min_clients} is more than the {len(partition.clients)} clients there are"
+            f"min_clients = {config.min_clients} is more than the number of clients, {len(partition.clients)}"
         )
     if task.supervised and (train.labels is None or test.labels is None):
         raise ValueError(f"{config.algorithm} trains with labels, but {config.data} has none; use fed_qssl")

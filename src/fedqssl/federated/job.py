@@ -1,4 +1,4 @@
-"""A client's work in one round: what the server asks of every client, and what the client brings itself."""
+"""A client's work in one round: what the server asks of every client, and what the client contributes itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedqssl.lowbit.optim import Rule, ScalePolicy
 from fedqssl.quant import Rounding
 
 _ON_THE_WIRE = {"proximal": "mu", "return_model": "plainly"}
-"""Fields whose names in messages are older than their names here."""
+"""Fields that have kept an older name in messages."""
 
 
 class JobError(ValueError):
@@ -22,7 +22,7 @@ class JobError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """What a client brings to a job and never sends: its images and, if it has them, its labels."""
+    """A client's own images and labels (if any), which it never sends."""
 
     name: str
     bits: int
@@ -37,13 +37,13 @@ class Job:
     Args:
         round_number: from 0.
         lr: learning rate of the round.
-        algorithm: whose client part is run.
+        algorithm: the algorithm whose client part is run.
         task: network, objective, batch size, seed.
         epochs: E.
-        rule: what a client keeps per weight.
-        scale: what a layer's scale does.
+        rule: what a client stores for each weight.
+        scale: how a layer's scale changes.
         rounding: of the weight update.
-        proximal: FedProx's mu; no other algorithm looks at it.
+        proximal: FedProx's mu; ignored by other algorithms.
         return_model: reply with a model even if the algorithm sends something else.
     """
 
@@ -64,7 +64,7 @@ class Job:
 
     @classmethod
     def from_json(cls, values: object) -> Job:
-        """Inverse of :meth:`to_json`, checked: jobs come from another machine.
+        """Inverse of :meth:`to_json`, with validation: jobs come from another machine.
 
         Raises:
             JobError: one line that says what is wrong.

@@ -1,4 +1,4 @@
-"""Do a job: look up the algorithm that it names and run its client part."""
+"""Perform a job: look up its algorithm and run the client part."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fedqssl.federated.job import ClientData, Job, JobError
 
 
 def read_job(values: object, *, trust: bool = False) -> Job:
-    """A job that came from another machine, checked.
+    """A validated job from another machine.
 
     Args:
-        values: what :meth:`Job.to_json` gave.
-        trust: allow a model or an algorithm that is named by import path, which would be imported here.
+        values: the output of :meth:`Job.to_json`.
+        trust: allow a model or an algorithm named by import path, which would be imported here.
 
     Raises:
         JobError: one line that says what is wrong.
@@ -20,16 +20,16 @@ def read_job(values: object, *, trust: bool = False) -> Job:
     job = Job.from_json(values)
     for kind, name in (("model", job.task.model), ("algorithm", job.algorithm)):
         if ":" in name and not trust:
-            raise JobError(f"the server wants the {kind} {name!r} to be imported; allow that with --trust")
+            raise JobError(f"the server asks for the {kind} {name!r} to be imported; allow that with --trust")
     try:
         get_algorithm(job.algorithm)
     except AlgorithmError as error:
-        raise JobError(f"{error}; is this fedqssl as new as the server's?") from None
+        raise JobError(f"{error}; check that this fedqssl is as new as the server's") from None
     return job
 
 
 def perform(job: Job, payload: bytes, data: ClientData) -> tuple[bytes, ClientMetrics]:
-    """The client's part of the round."""
+    """Run the client's part of the round."""
     algorithm = get_algorithm(job.algorithm)
     returns_model = job.return_model and algorithm.upload is not None
     return (local_update if returns_model else algorithm.client)(payload, job, data)

@@ -1,4 +1,4 @@
-"""Which runs may be compared: a digest of everything that affects accuracy, the algorithm's revision included."""
+"""Which runs may be compared: a digest of everything that affects accuracy, including the algorithm's revision."""
 
 from __future__ import annotations
 

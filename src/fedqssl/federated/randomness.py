@@ -1,4 +1,4 @@
-"""Explicit randomness: every generator derives from (seed, purpose, client, round), so that engines cannot change it."""
+"""Explicit randomness: every generator derives from (seed, purpose, client, round), so that no engine can change it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a server remembers from round to round besides the aggregated model: a flat dictionary of tensors and numbers.
 
-It goes into a round and comes out of it (``server(state, arrived, operators) -> (state, round)``), lies in every checkpoint, and
-is restored bit for bit. Keys of an optimiser or average that wraps an algorithm begin with its name and a slash.
+It is passed into a round and returned by it (``server(state, arrived, operators) -> (state, round)``), saved in every
+checkpoint, and restored bit for bit. Keys of an optimiser or average that wraps an algorithm begin with its name and a slash.
 """
 
 from __future__ import annotations

@@ -17,19 +17,19 @@ def read_state(model: nn.Module) -> State:
 
 
 def weight_names(model: nn.Module) -> frozenset[str]:
-    """What of :func:`read_state` is held in the model's bits; nothing at full precision."""
+    """The names in :func:`read_state` that are held in the model's bits; none at full precision."""
     return frozenset(n for n, e in state_of(model).items() if e.weight is not None)
 
 
 def write_state(model: nn.Module, state: State) -> None:
-    """Fill a model of any bits from floats; codes are rounded to nearest. Names the model lacks are left out."""
+    """Fill a model of any bits from floats; codes are rounded to nearest. Names that the model lacks are ignored."""
     for name, entry in state_of(model).items():
         if entry.role in ("quantized", "averaged") and name in state:
             entry.assign(state[name].reshape(entry.shape))
 
 
 def read_payload(payload: bytes, bits: int, task: Task) -> State:
-    """The state of a model whose checksum was looked at where it arrived, or which was made here."""
+    """The state of a model whose checksum was verified on arrival, or which was made here."""
     model = task.reader(bits)
     load_bytes(model, payload, checked=True)
     return read_state(model)

@@ -1,4 +1,4 @@
-"""What client and server have in common: the network, the objective, and one epoch of Algorithm 2."""
+"""What client and server share: the network, the objective, and one epoch of Algorithm 2."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUPERVISED = "supervised"
 
 @dataclass(frozen=True)
 class Task:
-    """Settings that every role must share; built once from a run's configuration."""
+    """Settings that server and clients share; built once from a run's configuration."""
 
     model: str
     width: int
@@ -43,7 +43,7 @@ class Task:
 
     @property
     def supervised(self) -> bool:
-        """Whether training looks at labels."""
+        """Whether training uses labels."""
         return self.objective == SUPERVISED
 
     def _heads(self, dim: int) -> nn.Module:
@@ -62,11 +62,11 @@ class Task:
         return copy.deepcopy(_prototype(self, bits))  # a fifth of the time of a conversion, and roles need many
 
     def reader(self, bits: int) -> fx.GraphModule:
-        """One model per bitwidth that payloads are read into and read from at once; never keep or train it."""
+        """One model per bitwidth for reading payloads, used and read immediately; never keep or train it."""
         return _reader(self, bits)
 
     def batch(self, images: int) -> int:
-        """Images in a step of someone who holds ``images``: a full batch, or all of fewer."""
+        """Images per step of a client with this many images: a full batch, or all of them if there are fewer."""
         return min(self.batch_size, images)
 
     def steps(self, images: int) -> int:
@@ -78,10 +78,10 @@ class Task:
         return two_views(images, generator, self.views)
 
     def loss(self, outputs: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The objective's loss of 2N views; labels (N,) are for the supervised one alone."""
+        """The objective's loss of 2N views; labels (N,) are used only by the supervised objective."""
         if self.supervised:
             if labels is None:
-                raise ValueError("a supervised algorithm needs labels; these data have none")
+                raise ValueError("a supervised algorithm needs labels, but these data have none")
             return F.cross_entropy(outputs, labels.repeat(2))
         return get_objective(self.objective).loss(outputs, self.temperature)
 
@@ -129,7 +129,7 @@ def train_epoch(
 
 @contextmanager
 def _own_randomness(generator: torch.Generator) -> Iterator[None]:
-    """A dropout of the user's model draws from torch's one generator for all: inside, it follows from where ours stands."""
+    """Dropout in a user's model draws from torch's global generator: inside this context, that is seeded from ours."""
     state = hashlib.sha256(generator.get_state().numpy().tobytes()).digest()
     with torch.random.fork_rng():
         torch.manual_seed(int.from_bytes(state[:8], "little"))

@@ -24,13 +24,13 @@ from fedqssl.quant.packing import pack, packed_size, unpack
 FULL = 32
 SLACK = 2
 PER_TENSOR = 512
-"""An honest update has its packed codes, and for each tensor a scale, a name and a shape, which take far fewer bytes."""
+"""A valid update has its packed codes, and for each tensor a scale, a name and a shape, which take far fewer bytes."""
 
 
 def encode_update(
     update: State, bits: int, generator: torch.Generator, weights: Collection[str] | None = None
 ) -> bytes:
-    """Bytes of an update in this many bits: ``E[decode(encode(d))] = d``; ``weights``: what is rounded, by default all."""
+    """Bytes of an update in this many bits: ``E[decode(encode(d))] = d``; ``weights``: the names to round, by default all."""
     tensors = {}
     shapes = {name: list(x.shape) for name, x in sorted(update.items())}
     for name, x in sorted(update.items()):
@@ -65,7 +65,7 @@ def decode_update(data: bytes, bits: int | None = None, max_bytes: int = MAX_BYT
 
 
 def _read(data: bytes, bits: int | None, max_bytes: int) -> tuple[State, set[str]]:
-    """The update as floats, and the names of what else it holds: codes and scales of what is in bits."""
+    """The update as floats, and the names of the codes and scales it holds."""
     blob = check_bytes(data, max_bytes)
     try:
         found, shapes = _about(blob)
@@ -102,7 +102,9 @@ def check_update(payload: bytes, bits: int, task: Task) -> None:
     if {n: x.shape for n, x in update.items()} != {n: x.shape for n, x in wanted.items()}:
         raise ContainerError("the update is of another architecture")
     if wrong := parts ^ {f"{name}.{part}" for name in weights for part in ("codes", "scale")}:
-        raise ContainerError(f"the update must have exactly its weights in bits, which '{min(wrong)}' is against")
+        raise ContainerError(
+            f"the update must hold exactly the model's weights in bits, but '{min(wrong)}' does not fit"
+        )
     bad = [name for name, x in update.items() if not bool(torch.isfinite(x).all())]
     if bad:
         raise ContainerError(f"'{bad[0]}' holds values that are not finite")

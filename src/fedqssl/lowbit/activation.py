@@ -13,7 +13,7 @@ from fedqssl.quant.packing import packed_size
 
 
 def to_rows(x: Tensor) -> Tensor:
-    """(N, C, H, W) as the contiguous matrix (N*H*W, C), free of charge for channels_last; (N, C) as it is."""
+    """(N, C, H, W) as the contiguous matrix (N*H*W, C), without a copy for channels_last; (N, C) is unchanged."""
     if x.dim() == 2:
         return x.contiguous()
     if x.dim() != 4:
@@ -69,7 +69,7 @@ class Sink:
         self._pass = _backward_pass()
 
     def take(self) -> Tensor | None:
-        """The sum so far in this backward pass; the sink is empty afterwards (what a broken-off pass left is dropped)."""
+        """The sum so far in this backward pass; the sink is empty afterwards (leftovers of an aborted pass are dropped)."""
         total, self._total = self._total, None
         return total if self._pass == _backward_pass() else None
 

@@ -2,7 +2,7 @@
 
 torch's CPU allocator maps and unmaps every tensor past 32 MiB, and the kernel zeroes its pages each time: measured here at 23 ms
 for the 33.5 MiB of one layer, as much as the convolution that fills it. A step needs two or three such buffers at once, so they
-are lent again as soon as nothing else refers to their storage, and given back to the system at the end of the step.
+are reused as soon as nothing else refers to their storage, and returned to the system at the end of the step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _references(buffer: Tensor) -> int:
     return int(_use_count(buffer.untyped_storage()._cdata))
 
 
-class Pool:
+class BufferPool:
     """Lends float32 buffers on the CPU; one is free again when only the pool refers to its storage."""
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class Pool:
         return self.take(x.numel(), x.device).view(x.shape)
 
     def release(self) -> None:
-        """Forget all buffers; memory goes back to the system once nobody uses it."""
+        """Forget all buffers; memory returns to the system once nothing uses it."""
         self._buffers.clear()
 
 
-POOL = Pool()
+POOL = BufferPool()

@@ -1,4 +1,4 @@
-"""A low-bit model as bytes: versioned, checksummed, self-describing; what travels, and what lies on disk.
+"""A low-bit model as bytes: versioned, checksummed, self-describing; the format used on the network and on disk.
 
 Layout: a header (:mod:`fedqssl.header`) with the mark ``b"FQSSL\\0"``, then a safetensors blob: ``<name>.codes`` (packed,
 uint8), ``<name>.scale`` (float32), and float tensors. Batch-norm tensors and biases travel as float16 where that keeps 3 digits,
@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 30
 
 
 class ContainerError(ValueError):
-    """These bytes are not a model that this model can take; the message says why."""
+    """These bytes cannot be loaded into this model; the message says why."""
 
 
 _HEADER = Header(MAGIC, VERSION, ContainerError, "not a fedqssl model: it does not start with the format's mark")
@@ -59,7 +59,12 @@ def _describe(model: nn.Module) -> dict[str, str]:
 
 
 def to_bytes(model: nn.Module, exact: bool = False) -> bytes:
-    """Pack a model from ``to_lowbit``; the same model always gives the same bytes. ``exact``: no float16."""
+    """Pack a model from ``to_lowbit``; the same model always gives the same bytes.
+
+    Args:
+        model: a model that :func:`to_lowbit` returned, at any precision.
+        exact: store all floats in 32 bits; by default float16 is used where it keeps 3 digits.
+    """
     tensors: dict[str, Tensor] = {}
     for entry in state_of(model).values():
         if entry.role == "quantized" and entry.weight is not None:
@@ -131,11 +136,11 @@ def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES, checke
     Args:
         model: what to fill.
         data: the container.
-        max_bytes: a longer one is refused.
-        checked: the checksum was looked at where the bytes arrived; everything else is checked again.
+        max_bytes: a longer container is rejected.
+        checked: the checksum was verified when the bytes arrived; everything else is checked again.
 
     Raises:
-        ContainerError: for anything else than the right bytes; the model is then unchanged.
+        ContainerError: if the bytes are not valid for this model, which is then unchanged.
     """
     blob = check_bytes(data, max_bytes, checked)
     header, wanted = _metadata(blob), _describe(model)
@@ -158,7 +163,13 @@ def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES, checke
 
 
 def from_bytes(data: bytes, architecture: nn.Module, max_bytes: int = MAX_BYTES) -> nn.Module:
-    """The low-bit model in a container, given the float module it was converted from (its weights do not matter)."""
+    """The low-bit model in a container.
+
+    Args:
+        data: the container.
+        architecture: the float module that the model was converted from; its weights do not matter.
+        max_bytes: a longer container is rejected.
+    """
     from fedqssl.lowbit.convert import to_lowbit
 
     header = read_header(data, max_bytes)

@@ -26,11 +26,11 @@ _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 
 
 class ConversionError(ValueError):
-    """The model holds something that cannot be made low-bit; the message names it."""
+    """The model contains something that cannot be converted; the message names it."""
 
 
 class _Tracer(fx.Tracer):
-    """Stops at torch's own layers and at modules that are to be skipped."""
+    """Does not trace into torch's own layers and skipped modules."""
 
     def __init__(self, skip: frozenset[str]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def to_lowbit(
         graph = _Tracer(skip).trace(model)
     except Exception as error:
         raise ConversionError(
-            f"the model's forward cannot be traced ({error}); take data-dependent control flow out of it, "
+            f"the model's forward cannot be traced ({error}); remove data-dependent control flow, "
             "or convert its parts one by one"
         ) from error
     traced = fx.GraphModule(model, graph)

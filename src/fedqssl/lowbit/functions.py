@@ -132,7 +132,7 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Grads:
-        """dL/dw goes to the weight; dL/dx goes on."""
+        """dL/dw goes to the weight; dL/dx is passed on."""
         layer: LowBitConv2d = ctx.layer
         g = g.contiguous(memory_format=torch.channels_last)
         if layer.quantizes_gradient:
@@ -208,7 +208,7 @@ class Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Grads:
-        """dL/dw goes to the weight; dL/dx goes on."""
+        """dL/dw goes to the weight; dL/dx is passed on."""
         layer: LowBitLinear = ctx.layer
         if layer.quantizes_gradient:
             g = quantize_gradient(g.contiguous(), layer)

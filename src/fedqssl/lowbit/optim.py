@@ -41,7 +41,7 @@ class LowBitSGD(torch.optim.Optimizer):
         weight_decay: L2 penalty on x and on float parameters.
         proximal: mu of ``mu/2 |x - x_0|^2`` (FedProx), x_0 as at the first step; x_0 is kept as packed codes and counted.
         residual_bits: see ``rule``.
-        seed: of the generator behind all stochastic rounding.
+        seed: for all stochastic rounding.
         max_skipped: steps with non-finite gradients are skipped and counted; this many in a row are an error.
     """
 
@@ -78,7 +78,7 @@ class LowBitSGD(torch.optim.Optimizer):
         taken = {id(a) for a in anchors}
         self.floats = {n: p for n, p in model.named_parameters() if id(p) not in taken}
         if not anchors and not self.floats:
-            raise ValueError("the model has nothing to train")
+            raise ValueError("the model has no trainable parameters")
         groups: list[dict[str, Any]] = [{"params": anchors}, {"params": list(self.floats.values())}]
         super().__init__([g for g in groups if g["params"]], {"lr": lr, "weight_decay": weight_decay})
         self.rule, self.scale, self.rounding, self.proximal = rule, scale, rounding, proximal
@@ -128,7 +128,7 @@ class LowBitSGD(torch.optim.Optimizer):
         return loss
 
     def new_round(self) -> None:
-        """Start a round: with ``scale="round"``, m is taken anew from the weights as they are."""
+        """Start a round: with ``scale="round"``, m is computed again from the current weights."""
         for weight in self.weights.values():
             weight.assign(weight.parameters_of_codes())
 

@@ -8,7 +8,7 @@ role                tensors                                  on the wire  averag
                     biases, activation ranges, skipped       floats
                     layers
 ``dropped``         counters, autograd anchors               no           no        rebuilt
-``local``           what :func:`state_of` is told to keep    no           no        stays
+``local``           named in the call of :func:`state_of`    no           no        stays
 ==================  =======================================  ==========  ========  ==========
 """
 

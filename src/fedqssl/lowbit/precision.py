@@ -48,7 +48,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class LowBitOptions:
-    """Readings of the paper that a model is built with (``docs/decisions.md`` has the measurements behind the defaults).
+    """Interpretations of the paper used to build a model (``docs/decisions.md`` has the measurements behind the defaults).
 
     Args:
         weights: what enters a convolution: the ``level`` in [-1, 1] (Eq. 2), the companded ``value`` (App. A.1), or the

@@ -20,7 +20,7 @@ Card = dict[str, dict[str, Any]]
 
 
 def _probed(probe: Probe) -> Card:
-    """What a probe tells: labels, bits, accuracy."""
+    """A probe's figures: labels, bits, accuracy."""
     precision, judged = Precision.for_bits(probe.bits), probe.outcome
     return {
         "data": {"labels used": probe.train_images, "labels by class": list(probe.train_counts)},
@@ -35,11 +35,11 @@ def _probed(probe: Probe) -> Card:
 
 
 def run_card(run: FinishedRun, probe: Probe, model: nn.Module, image: tuple[int, int, int]) -> Card:
-    """For a client of a finished run; plain values, and the same for the same run.
+    """The card of a client of a finished run: plain values, the same for the same run.
 
     Args:
         run: the run.
-        probe: of the client.
+        probe: the client's probe.
         model: the client's extractor.
         image: shape of an image.
     """
@@ -66,7 +66,7 @@ def run_card(run: FinishedRun, probe: Probe, model: nn.Module, image: tuple[int,
 
 
 def fleet_card(task: Task, probe: Probe, payload: bytes) -> Card:
-    """For a client of a fleet, which knows no more than its task, its probe and its final model."""
+    """The card of a client of a fleet, which knows only its task, its probe and its final model."""
     return {
         **_probed(probe),
         "training": {"objective": task.objective, "batch_size": task.batch_size, "seed": task.seed},

@@ -1,4 +1,4 @@
-"""``confusion.png`` of a probe: who is taken for whom, and whether the probabilities can be believed."""
+"""``confusion.png`` of a probe: which classes are confused, and how well the probabilities are calibrated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedqssl.maker.probing import Probe
 
 NAMED = 30
-"""Classes up to which every one is named on the axes."""
+"""Classes are named on the axes up to this number."""
 
 
 def draw_probe(probe: Probe, path: Path) -> list[Path]:

@@ -41,12 +41,12 @@ class LabeledSplit:
     class_names: tuple[str, ...]
 
     def parts(self, task: Task) -> tuple[Tensor, ...]:
-        """The images whose features a probe needs, the test images last; a supervised model has its classifier already."""
+        """The images whose features a probe needs, the test images last; a supervised model already has its classifier."""
         return (self.test,) if task.supervised else (self.train, self.test)
 
 
 def client_extractor(task: Task, bits: int, payload: bytes) -> fx.GraphModule:
-    """The frozen extractor in a client's own bits, from its model on the wire (supervised: the whole model)."""
+    """The frozen extractor in a client's own bits, from its payload (supervised: the whole model)."""
     return extractor_of(load(task, bits, payload), task.supervised)
 
 
@@ -64,7 +64,7 @@ class FinishedRun:
         """Open a run.
 
         Raises:
-            RunError: it is not a run, or not finished; says what to do.
+            RunError: the folder is not a run, or the run is not finished; the message says what to do.
         """
         folder = RunFolder.open(path)
         if not (path / "result.json").is_file():
@@ -73,10 +73,10 @@ class FinishedRun:
 
     @cached_property
     def context(self) -> Simulation:
-        """The run's data and partition, built anew and compared with what the run noted."""
+        """The run's data and partition, built again and compared with the run's record."""
         context = build_simulation(self.config)
         if self.folder.read_json("partition.json") != json.loads(json.dumps(context.partition_json())):
-            raise RunError(f"the data behind {self.folder.path} have changed: put back what was there, or use --data")
+            raise RunError(f"the data behind {self.folder.path} have changed: restore them, or use --data")
         return context
 
     def client(self, name: str) -> str:
@@ -89,7 +89,7 @@ class FinishedRun:
         return name
 
     def payload(self, name: str) -> bytes:
-        """A client's own model, as it lies in the run."""
+        """A client's own model, as stored in the run."""
         path = self.folder.path / "clients" / self.client(name) / "model.fqssl"
         try:
             return path.read_bytes()
@@ -110,7 +110,7 @@ class FinishedRun:
         return _labeled(train.subset(split.train), train.subset(split.test), self.context.task.classes, why)
 
     def other(self, data: str) -> LabeledSplit:
-        """Other data, brought to the size and channels of the run's."""
+        """Other data, converted to the size and channels of the run's images."""
         if data not in self._others:
             channels, size = self.context.train.images.shape[1:3]
             found = [load_dataset(data, s, self.config.data_dir, size=size) for s in ("train", "test")]
@@ -120,7 +120,7 @@ class FinishedRun:
         return self._others[data]
 
     def features(self, name: str, images: Sequence[Tensor]) -> list[Tensor]:
-        """Features of each of these image tensors, from ``RUN/cache`` if the same were asked for before."""
+        """Features of each of these image tensors, from ``RUN/cache`` if they were computed before."""
         key = hashlib.sha256(self.payload(name))
         for part in images:
             key.update(str(tuple(part.shape)).encode() + part.contiguous().numpy().tobytes())

@@ -22,7 +22,7 @@ def device_bytes(
 
     Args:
         run: the run.
-        name: the client's.
+        name: the client's name.
         settings: what the classifier is fitted on.
         probe: the classifier, if it has been fitted already.
     """
@@ -36,7 +36,7 @@ def device_bytes(
 
 
 def device_model(run: FinishedRun, name: str, settings: ProbeSettings | None = None) -> DeviceModel:
-    """As :func:`device_bytes`, loaded."""
+    """Like :func:`device_bytes`, but loaded."""
     return from_bytes(device_bytes(run, name, settings), trust=True)
 
 

@@ -1,4 +1,4 @@
-"""Train a client's low-bit classifier on its frozen low-bit extractor, on its own data or on others, and judge it."""
+"""Train a client's low-bit classifier on its frozen low-bit extractor, on its own data or other data, and evaluate it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProbeSettings:
     """What a probe is fitted on, and how.
 
     Args:
-        data: ``folder:PATH`` or any data set, with labels of its own; None is the client's own split of the run.
+        data: ``folder:PATH`` or any data set, with its own labels; None is the client's own split of the run.
         labels: share of the training labels: ``all``, ``10%``, ``1%``.
         method: ``linear`` (an s-bit classifier) or ``knn`` (needs no training).
     """
@@ -52,11 +52,11 @@ class ProbeSettings:
 
     @property
     def plain(self) -> bool:
-        """Whether it is the probe that a run ends with."""
+        """Whether these are the settings of the run's final evaluation."""
         return self == ProbeSettings()
 
     def purpose(self) -> tuple[object, ...]:
-        """What random draws derive from: the kind of data, not its path, so that a moved folder gives the same codes."""
+        """What random draws are derived from: the kind of data, not its path, so that a moved folder gives the same codes."""
         if self.data is None and self.labels == "all":
             return ()
         kind = None if self.data is None else self.data.partition(":")[0]
@@ -72,7 +72,7 @@ class ProbeSettings:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A fitted classifier (none for kNN, nor for a model that ends in one) and how it did."""
+    """A fitted classifier (none for kNN, nor for a model that ends in one) and its accuracy."""
 
     client: str
     bits: int
@@ -96,7 +96,7 @@ class Probe:
         }
 
     def write(self, folder: Path, draw: bool = True) -> list[Path]:
-        """Write ``probe.json`` and, if matplotlib is there and ``draw`` is set, ``confusion.png`` (a third of a second)."""
+        """Write ``probe.json`` and, if matplotlib is installed and ``draw`` is set, ``confusion.png`` (a third of a second)."""
         from fedqssl.maker.drawing import draw_probe
 
         tag = self.settings.tag()
@@ -106,7 +106,7 @@ class Probe:
 
 
 def probe_client(run: FinishedRun, name: str, settings: ProbeSettings | None = None) -> Probe:
-    """Fit and judge the classifier of a client of a finished run; the same call gives the same codes."""
+    """Fit and evaluate the classifier of a client of a finished run; the same call gives the same codes."""
     settings, task = settings or ProbeSettings(), run.context.task
     if task.supervised and not settings.plain:
         raise ValueError(f"{run.config.algorithm} trained its own classifier; leave out --data, --labels and --method")
@@ -123,11 +123,11 @@ def fit_probe(
     features: Sequence[Tensor],
     settings: ProbeSettings | None = None,
 ) -> Probe:
-    """Fit and judge a classifier on features of a client's frozen model.
+    """Fit and evaluate a classifier on features of a client's frozen model.
 
     Args:
-        task: what the model was trained for; the outputs of a supervised model are judged as they are.
-        name: the client's; with the task's seed, it determines all draws.
+        task: what the model was trained for; the outputs of a supervised model are evaluated directly.
+        name: the client's name; with the task's seed, it determines all draws.
         bits: of the client.
         data: images with labels.
         features: of ``data.parts(task)``.

@@ -16,7 +16,7 @@ class FeatureMark(nn.Module):
 
 
 class SelfSupervisedNetwork(nn.Module):
-    """``heads(features)``, ``features = encoder(images)``: what clients train and the wire carries."""
+    """``heads(features)``, ``features = encoder(images)``: what clients train and send."""
 
     def __init__(self, encoder: nn.Module, heads: nn.Module) -> None:
         super().__init__()

@@ -18,11 +18,11 @@ IMAGE_SIZE = 32
 
 
 class ModelError(ValueError):
-    """There is no such model, or it cannot be a feature extractor; the message says what to change."""
+    """The model is unknown or not a feature extractor; the message says what to change."""
 
 
 class ModelEntry(NamedTuple):
-    """A backbone: what it is, and how it is made from a width and a number of image channels."""
+    """A backbone: its description, and how it is built from a width and a number of image channels."""
 
     description: str
     build: Callable[[int, int], nn.Module]
@@ -54,7 +54,7 @@ def build_model(name: str, width: int = 16, in_channels: int = 3) -> nn.Module:
         in_channels: 3 for colour images, 1 for grey ones.
 
     Raises:
-        ModelError: says what to change.
+        ModelError: the message says what to change.
     """
     if ":" in name:
         return _with_feature_dim(_call(_imported(name), name, width, in_channels), name, in_channels)
@@ -67,7 +67,7 @@ def build_model(name: str, width: int = 16, in_channels: int = 3) -> nn.Module:
 def _imported(name: str) -> Callable[..., object]:
     found = imported(name, "model", ModelError)
     if isinstance(found, nn.Module) or not callable(found):
-        raise ModelError(f"model {name!r} must name a class or a function that makes the model, not a made object")
+        raise ModelError(f"model {name!r} must name a class or a function that builds the model, not an instance")
     return found
 
 
@@ -87,14 +87,14 @@ def _call(make: Callable[..., object], name: str, width: int, in_channels: int) 
     try:
         model = make(**given)
     except Exception as error:  # whatever the user's code raises
-        raise ModelError(f"model {name!r} cannot be made ({one_line(error)}); correct it") from error
+        raise ModelError(f"model {name!r} cannot be built ({one_line(error)}); fix it") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {name!r} made a {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
 def _with_feature_dim(model: nn.Module, name: str, in_channels: int) -> nn.Module:
-    """Measure ``feature_dim`` with one grey-level image; a model that tells another one is wrong."""
+    """Measure ``feature_dim`` with one grey image; it is an error if the model states another one."""
     training = model.training
     model.eval()
     try:
@@ -102,7 +102,7 @@ def _with_feature_dim(model: nn.Module, name: str, in_channels: int) -> nn.Modul
             features = model(torch.full((1, in_channels, IMAGE_SIZE, IMAGE_SIZE), 0.5))
     except Exception as error:  # whatever the user's code raises
         raise ModelError(
-            f"model {name!r} fails on one {in_channels}x{IMAGE_SIZE}x{IMAGE_SIZE} image ({one_line(error)}); correct it"
+            f"model {name!r} fails on one {in_channels}x{IMAGE_SIZE}x{IMAGE_SIZE} image ({one_line(error)}); fix it"
         ) from error
     model.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2:
@@ -111,7 +111,7 @@ def _with_feature_dim(model: nn.Module, name: str, in_channels: int) -> nn.Modul
     told, found = getattr(model, "feature_dim", None), features.shape[1]
     if told not in (None, found):
         raise ModelError(
-            f"model {name!r} says feature_dim = {told} but returns {found} features; leave the attribute out"
+            f"model {name!r} states feature_dim = {told} but returns {found} features; remove the attribute"
         )
     model.feature_dim = found  # type: ignore[assignment]
     return model

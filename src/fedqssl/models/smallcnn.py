@@ -13,7 +13,7 @@ class SmallCNN(nn.Module):
         width: channels of the first convolution; the next have 2, 4 and 8 times as many.
         in_channels: 3 for colour images, 1 for grey ones.
 
-    Weights start as those of :class:`~fedqssl.models.resnet.ResNet`, and for the same reason.
+    Weights are initialised like those of :class:`~fedqssl.models.resnet.ResNet`, for the same reason.
     """
 
     def __init__(self, width: int = 16, in_channels: int = 3) -> None:

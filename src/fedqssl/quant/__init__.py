@@ -1,4 +1,4 @@
-"""What an s-bit number is: quantizers, codes, packing and the kernels behind them. Knows nothing of networks.
+"""What an s-bit number is: quantizers, codes, packing and the kernels behind them. Knows nothing about networks.
 
 >>> import torch
 >>> from fedqssl.quant import TANH, compand_quantize

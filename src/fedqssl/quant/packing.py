@@ -25,7 +25,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """Pack integer codes in ``0..2^bits - 1`` of any shape into a flat uint8 tensor."""
     check_bits(bits)
     if codes.is_floating_point() and not torch.equal(codes, codes.round()):
-        raise ValueError("codes are integers, and these are not; round them first")
+        raise ValueError("codes must be integers; round them first")
     if codes.dtype != torch.uint8 or bits < 8:
         wide = codes.to(torch.int64) if codes.dtype != torch.uint8 else codes
         if wide.numel() and not (int(wide.min()) >= 0 and int(wide.max()) < 2**bits):

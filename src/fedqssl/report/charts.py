@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedqssl.report.scales import Scale, limits, log_limits
+from fedqssl.report.scales import AxisScale, limits, log_limits
 from fedqssl.report.svg import WIDTH, Drawing, Format, Mark, dot, el, line, text, x_axis, y_axis
 from fedqssl.report.theme import percent_tick, tick
 
@@ -18,14 +18,14 @@ HEIGHT = 230.0
 LEVELS = 8
 """Shades of a heat map."""
 MANY_CELLS = 3000
-"""Above this a heat map tells its numbers by row, not by cell."""
+"""Above this number of cells a heat map shows its numbers by row, not by cell."""
 MANY_ROWS = 40
-"""Above this rows have no names beside them."""
+"""Above this number rows have no names beside them."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line: its name, points (x, y), mark, and whether it stands out; ``tip`` is told when it is pointed at."""
+    """A line: its name, points (x, y), mark, and whether it stands out; ``tip`` is shown on hover."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -40,14 +40,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line with words at it, or above the plot if there is a thicket of lines."""
+    """A horizontal line with a label, which is placed above the plot if there are many lines."""
 
     value: float
     words: str
     above: bool = False
 
 
-def _strokes(series: Series, x: Scale, y: Scale, form: Format) -> list[Markup]:
+def _strokes(series: Series, x: AxisScale, y: AxisScale, form: Format) -> list[Markup]:
     points, kind = series.known(), series.mark.kind
     if not points:
         return []
@@ -72,7 +72,7 @@ def line_chart(series: Sequence[Series], form: Format, *, levels: Sequence[Level
     """Lines over rounds; strong ones on top, with points."""
     low, high = limits([*(y for s in series for _, y in s.known()), *(level.value for level in levels)], zero=zero)
     places = [a for s in series for a, _ in s.known()] or [0.0, 1.0]
-    x, y = Scale(min(places), max(places), LEFT, END), Scale(low, high, HEIGHT - BOTTOM, TOP)
+    x, y = AxisScale(min(places), max(places), LEFT, END), AxisScale(low, high, HEIGHT - BOTTOM, TOP)
     whole = [t for t in x.ticks(6) if t == int(t)] if x.high > x.low else []
     parts = [
         *y_axis(y, LEFT, END, form),
@@ -110,9 +110,9 @@ def scatter(
 ) -> Drawing:
     """Shares over numbers; ``error`` draws a whisker up and down. Places on the x axis may be given (``ticks``)."""
     xs = [p.x for p in points]
-    x = Scale(*(log_limits(xs) if log else limits(xs, pad=0.08)), LEFT, END, log)
+    x = AxisScale(*(log_limits(xs) if log else limits(xs, pad=0.08)), LEFT, END, log)
     low, high = limits([p.y + e for p in points for e in (p.error, -p.error)], pad=0.04)
-    y = Scale(max(low, 0.0), min(high, 1.04), HEIGHT - BOTTOM, TOP)
+    y = AxisScale(max(low, 0.0), min(high, 1.04), HEIGHT - BOTTOM, TOP)
     parts = [*y_axis(y, LEFT, END, percent_tick), *x_axis(x, HEIGHT - BOTTOM, x_form, x_label, ticks=ticks)]
     for p in points:
         if p.error:
@@ -122,7 +122,7 @@ def scatter(
 
 
 @dataclass(frozen=True)
-class Row:
+class ChartRow:
     """A labelled row of points on a common axis; ``joined`` draws a line from the first to the last."""
 
     name: str
@@ -135,7 +135,7 @@ def _shortened(words: str, room: int) -> str:
 
 
 def rows_chart(
-    rows: Sequence[Row],
+    rows: Sequence[ChartRow],
     form: Format,
     x_label: str,
     *,
@@ -143,14 +143,14 @@ def rows_chart(
     bounds: tuple[float, float] | None = None,
     tall: float = 420,
 ) -> Drawing:
-    """Rows of points; long names stand above their row, and very many rows lose them (they are told when pointed at)."""
+    """Rows of points; long names are placed above their row; if there are very many rows, names are shown only on hover."""
     named, longest = len(rows) <= MANY_ROWS, max((len(r.name) for r in rows), default=0)
     above = named and longest > 22
     left = 14 + 6.0 * longest if named and not above else 14.0
     step = 32.0 if above else 18.0 if named else max(2.0, tall / len(rows))
     bottom = TOP + step * len(rows)
     values = [p.x for r in rows for p in r.points]
-    x = Scale(*(bounds or (log_limits(values) if log else limits(values))), left, END - 4, log)
+    x = AxisScale(*(bounds or (log_limits(values) if log else limits(values))), left, END - 4, log)
     size = 4.2 if named else max(2.0, min(3.2, step * 0.55))
     small = " tiny" if size < 3 else ""
     parts = [*(line(x(t), TOP, x(t), bottom, "rule") for t in x.ticks(5)), *x_axis(x, bottom, form, x_label)]
@@ -171,7 +171,7 @@ def rows_chart(
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar from zero, with its name and more words above it."""
+    """A bar from zero, with its name and further text above it."""
 
     name: str
     value: float
@@ -186,9 +186,9 @@ def _box(x: float, y: float, width: float, height: float, kind: str, tip: str | 
 
 
 def bar_chart(bars: Sequence[Bar], *, top: float | None = None) -> Drawing:
-    """Horizontal bars; the words stand above each bar, so that none is too long."""
+    """Horizontal bars; the text is above each bar, so that it may be long."""
     step, left = 38.0, 14.0
-    x = Scale(0.0, top or max((b.value for b in bars), default=1.0) or 1.0, left, END)
+    x = AxisScale(0.0, top or max((b.value for b in bars), default=1.0) or 1.0, left, END)
     parts = []
     for i, bar in enumerate(bars):
         y = 8 + step * i
@@ -202,14 +202,14 @@ def bar_chart(bars: Sequence[Bar], *, top: float | None = None) -> Drawing:
 
 
 def _shade(value: float, top: float) -> int:
-    """1..LEVELS for what is there, by its square root, so that small counts are seen."""
+    """1..LEVELS for positive counts, by square root, so that small counts are visible."""
     return max(1, min(LEVELS, math.ceil(LEVELS * math.sqrt(value / top)))) if value > 0 else 0
 
 
 def heat_map(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], tips: Sequence[str], unit: str
 ) -> Drawing:
-    """Cells of ``LEVELS`` shades; row ``i`` tells ``tips[i]`` when pointed at, a cell its number if there are not too many."""
+    """Cells of ``LEVELS`` shades; row ``i`` shows ``tips[i]`` on hover, a cell its number if there are not too many."""
     named = len(rows) <= MANY_ROWS
     left = 10 + 6.0 * min(18, max((len(r) for r in rows), default=0)) if named else 8.0
     step = (18.0 if len(rows) <= 24 else 13.0) if named else max(4.0, 480 / len(rows))
@@ -252,4 +252,15 @@ def _column_names(columns: Sequence[str], left: float, cell: float, bottom: floa
     return min(78.0, 14 + 5.4 * min(longest, 12)) if turned else 22.0, found
 
 
-__all__ = ["Bar", "Level", "Point", "Row", "Series", "bar_chart", "heat_map", "line_chart", "rows_chart", "scatter"]
+__all__ = [
+    "Bar",
+    "ChartRow",
+    "Level",
+    "Point",
+    "Series",
+    "bar_chart",
+    "heat_map",
+    "line_chart",
+    "rows_chart",
+    "scatter",
+]

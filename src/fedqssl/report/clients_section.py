@@ -1,4 +1,4 @@
-"""The clients: which do worst, and who holds which labels."""
+"""The clients: which perform worst, and which labels each holds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from fedqssl.report.charts import MANY_ROWS, Point, Row, heat_map, rows_chart, scatter
+from fedqssl.report.charts import MANY_ROWS, ChartRow, Point, heat_map, rows_chart, scatter
 from fedqssl.report.data import Client, Labels, RunData
 from fedqssl.report.parts import Figure, Section
 from fedqssl.report.svg import Mark
 from fedqssl.report.theme import Theme, bits_words, percent, percent_tick, tick
 
 FEW = 24
-"""Clients up to which whiskers are drawn."""
+"""Whiskers are drawn up to this number of clients."""
 ROUNDING = 1e-6
 """Accuracies are shares of a few images, as floats: less than this apart, they are equal."""
 
@@ -38,7 +38,7 @@ def clients(run: RunData, theme: Theme) -> Section:
     """Accuracy of every client against its bits and its data."""
     known = [c for c in run.clients if isfinite(c.accuracy)]
     if not known:
-        ended = "These data have no labels, so there is no accuracy to compare."
+        ended = "These data have no labels, so accuracy cannot be compared."
         return Section(empty=ended if run.result is not None else "Local accuracy is measured when the run ends.")
     figures = [_by_bits(known, theme), _by_images(known, theme), _by_classes(known, theme), _gains(known, theme)]
     return Section(figures, _verdict(known))
@@ -50,7 +50,7 @@ def _by_width(clients: Sequence[Client]) -> dict[int, list[float]]:
 
 
 def _verdict(clients: Sequence[Client]) -> str:
-    """In words: the worst client, the bitwidths, what accuracy goes with, and who is no better than a guess."""
+    """As text: the worst client, the bitwidths, what accuracy correlates with, and clients no better than a guess."""
     accuracies = [c.accuracy for c in clients]
     centre, worst = fmean(accuracies), min(clients, key=lambda c: c.accuracy)
     lines = [
@@ -98,7 +98,7 @@ def _scatter(
 
 
 def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
-    """A strip per bitwidth; points of a strip are set side by side, so that equal ones are seen."""
+    """A strip per bitwidth; points of a strip are set side by side, so that equal ones are visible."""
     places: dict[str, float] = {}
     for i, bits in enumerate(theme.bits):
         names = sorted(c.name for c in clients if c.bits == bits)
@@ -144,13 +144,13 @@ def _gains(clients: Sequence[Client], theme: Theme) -> Figure | None:
     rows, cross = [], Mark("cross", "quiet")
     for c in known:
         guess = Point(c.guess, cross, f"{c.name}: guessing its most common class gives {percent(c.guess)}")
-        rows.append(Row(c.name, [guess, Point(c.accuracy, theme.mark(c.bits), _tip(c))], joined=True))
+        rows.append(ChartRow(c.name, [guess, Point(c.accuracy, theme.mark(c.bits), _tip(c))], joined=True))
     return Figure(
         "gain",
         "Gain over a guess",
         "Every client's accuracy beside that of always guessing its most common class, smallest gain first",
         rows_chart(rows, percent_tick, "local accuracy", bounds=(0.0, 1.0)),
-        note="What learning is worth to each client; smallest gain on top.",
+        note="What learning gains for each client; smallest gain on top.",
         legend=[("most common class", cross), *theme.legend()],
         head=["client", "most common class", "accuracy", "gain"],
         rows=[[c.name, percent(c.guess), percent(c.accuracy), f"{100 * (c.accuracy - c.guess):+.1f}"] for c in known],
@@ -161,7 +161,7 @@ def partition(run: RunData, theme: Theme) -> Section:
     """Label heat map, and how many images each client has."""
     labels = run.labels
     if labels is None:
-        return Section(empty="The labels are not known: these data have none, or are no longer available.")
+        return Section(empty="The labels are unknown: the data have none, or are no longer available.")
     order = sorted(run.clients, key=lambda c: (c.bits, c.name))
     held = [sum(v > 0 for v in labels.train[c.name]) for c in order]
     fewest, most = min(run.train.values()), max(run.train.values())
@@ -197,7 +197,7 @@ def _sizes(clients: Sequence[Client], theme: Theme) -> Figure:
     rows = []
     for c in sorted(clients, key=lambda c: c.train):
         tip = f"{c.name}, {bits_words(c.bits)}: {c.train:,} training and {c.test:,} test images"
-        rows.append(Row(c.name, [Point(float(c.train), theme.mark(c.bits), tip)]))
+        rows.append(ChartRow(c.name, [Point(float(c.train), theme.mark(c.bits), tip)]))
     counts = [float(c.train) for c in clients]
     log, axis = _image_axis(counts)
     chart = rows_chart(rows, tick, axis, log=log, bounds=None if log else (0.0, 1.05 * max(counts)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from fedqssl.report.charts import Bar, Point, Row, bar_chart, rows_chart
+from fedqssl.report.charts import Bar, ChartRow, Point, bar_chart, rows_chart
 from fedqssl.report.costs import Costs
 from fedqssl.report.data import RunData
 from fedqssl.report.layers import LayerErrors
@@ -89,7 +89,7 @@ def _layer_figure(found: LayerErrors, theme: Theme) -> Figure:
             hollow = Mark(mark.shape, f"{mark.kind} hollow")
             points.append(Point(e.rounding, hollow, f"{words}: rounding alone {percent(e.rounding, 2)}"))
             points.append(Point(e.handed_out, mark, f"{words}: handed out {percent(e.handed_out, 2)}"))
-        rows.append(Row(of.layer.removeprefix("encoder."), [p for p in points if 0 < p.x < float("inf")]))
+        rows.append(ChartRow(of.layer.removeprefix("encoder."), [p for p in points if 0 < p.x < float("inf")]))
         shown = [percent(v, 2) for e in errors for v in (e.handed_out, e.rounding)]
         data.append([of.layer, f"{of.weights:,}", *shown])
     entries = [(bits_words(b), theme.mark(b)) for b in found.layers]

@@ -1,4 +1,4 @@
-"""A run's folder as values; a run that is still going is read as far as it got."""
+"""A run's folder as values; an unfinished run is read as far as it has come."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Client:
-    """What is known of one client; a figure that is not known (yet) is NaN, which the page shows as a dash."""
+    """What is known about one client; an unknown figure is NaN, which the page shows as a dash."""
 
     name: str
     bits: int
@@ -62,26 +62,26 @@ class Client:
 
     @property
     def error(self) -> float:
-        """Standard error of the accuracy: few test images tell little."""
+        """Standard error of the accuracy: large if there are few test images."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.test) if self.test else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """Everything that a report says about a run.
+    """Everything that a report shows about a run.
 
     Args:
         path: the run's folder.
         config: its settings.
         rounds: the lines of ``metrics.jsonl``, oldest first.
-        result: ``result.json``; None while the run is going.
+        result: ``result.json``; None while the run is active.
         environment: ``environment.json``.
         train: training images by client.
         test: held-out images by client.
         buffer: images of the server's buffer.
-        image: (C, H, W), if the run noted it.
-        classes: number of classes, if the run noted it.
-        labels: by client; None for data without labels, or where they are not known.
+        image: (C, H, W), if the run recorded it.
+        classes: number of classes, if the run recorded it.
+        labels: by client; None if the data have no labels or these are unknown.
     """
 
     path: Path
@@ -103,7 +103,7 @@ class RunData:
 
     @property
     def protocol(self) -> str:
-        """Digest of everything that affects accuracy, as the run noted it or as it follows from the settings."""
+        """Digest of everything that affects accuracy, as recorded by the run or derived from the settings."""
         if self.result is not None:
             return self.result.protocol
         return "unknown" if self.algorithm is None else protocol(self.config)
@@ -115,7 +115,7 @@ class RunData:
 
     @cached_property
     def algorithm(self) -> Algorithm | None:
-        """The algorithm; None if it cannot be had any more, such as one of a module that is gone."""
+        """The algorithm; None if it is no longer available, for example because its module was removed."""
         try:
             return get_algorithm(self.config.algorithm)
         except AlgorithmError:
@@ -196,7 +196,7 @@ def runs_to_report(path: Path) -> list[Path]:
     """
     found = [folder for folder in find_runs(path) if (folder / "partition.json").is_file()]
     if not found:
-        raise ReportError(f"no run in {path} can be reported: they have lost their partition.json")
+        raise ReportError(f"no run in {path} can be reported: partition.json is missing")
     return found
 
 
@@ -210,7 +210,7 @@ def _json(path: Path) -> Any:
 
 
 def _rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """The whole lines of ``metrics.jsonl``; the last may be half-written."""
+    """The complete lines of ``metrics.jsonl``; the last may be half-written."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
@@ -223,7 +223,7 @@ def _rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
 
 
 def _readable(line: dict[str, Any]) -> dict[str, Any]:
-    """The line without what another program wrote into it that is not what we write."""
+    """The line without values of unexpected types that another program may have written."""
     wrong = {key for key in _BY_CLIENT if key in line and not isinstance(line[key], dict)}
     collapse = line.get("collapse")
     if isinstance(collapse, dict) and not all(isinstance(collapse.get(k), (int, float)) for k in _COLLAPSE):
@@ -270,12 +270,12 @@ def _labels(data: Mapping[str, Any]) -> Labels | None:
 
 
 def _count(images: Any) -> int:
-    """How many images: a fleet notes their number, a simulation which they are."""
+    """Number of images: a fleet records only the number, a simulation the images' positions."""
     return images if isinstance(images, int) else len(images)
 
 
 def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labels | None:
-    """For runs of older versions, which did not note their labels: read the data again, if they are at hand."""
+    """For runs of older versions, which did not record labels: read the data again, if they are available."""
     from fedqssl.data.partition import Partition, label_counts
     from fedqssl.data.registry import load_dataset
 

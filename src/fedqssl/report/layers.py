@@ -34,7 +34,7 @@ class LayerError:
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """By bitwidth, with the client whose model stands for it."""
+    """By bitwidth, with the client whose model represents it."""
 
     round_number: int
     clients: Mapping[int, str]
@@ -65,7 +65,7 @@ def decode(data: bytes, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """``|found - wanted| / |wanted|``; infinity if something is made of nothing."""
+    """``|found - wanted| / |wanted|``; infinity if ``wanted`` is zero and ``found`` is not."""
     size = float(wanted.double().norm())
     off = float((found.double() - wanted.double()).norm())
     return off / size if size else (float("inf") if off else 0.0)
@@ -101,7 +101,7 @@ def _read(folder: Path, run: RunData) -> LayerErrors | str:
 
 def layer_errors(run: RunData) -> LayerErrors | str:
     """From the newest checkpoint that can be read; a sentence if there is none."""
-    why = "There is no checkpoint yet: the first round is not over."
+    why = "There is no checkpoint yet: the first round is not finished."
     for folder in sorted((run.path / "checkpoints").glob("round-?????"), reverse=True):
         try:
             return _read(folder, run)

@@ -1,4 +1,4 @@
-"""Training: curves, aggregation weights, signals of collapse."""
+"""Training: curves, aggregation weights, indicators of collapse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedqssl.report.svg import Mark
 from fedqssl.report.theme import Theme, bits_words, percent, percent_tick, plain, tick
 
 CROWD = 24
-"""Above this many clients lines are faint, and medians stand for them."""
+"""Above this number of clients lines are faint, and medians are shown."""
 SPREAD = 0.1
 """Weights within this share of 1/K are called nearly equal."""
 
@@ -28,7 +28,7 @@ def _by_round(lines: Sequence[Sequence[tuple[float, float]]]) -> dict[float, lis
 
 
 def _client_lines(run: RunData, theme: Theme, key: str, what: str) -> list[Series]:
-    """A line per client; of many clients, where single lines are a thicket, also the median of each bitwidth."""
+    """A line per client; for many clients also the median of each bitwidth."""
     crowd, found = len(run.clients) > CROWD, []
     for client in run.clients:
         points = run.over_rounds(key, client.name)
@@ -77,7 +77,7 @@ def loss_figure(run: RunData, theme: Theme, name: str) -> Figure | None:
 
 
 def accuracy_figure(run: RunData, name: str) -> Figure | None:
-    """The kNN monitor over rounds, with the closing accuracies."""
+    """Accuracy of kNN over rounds, with the final accuracies."""
     knn, result = run.over_rounds("knn"), run.result
     last, series, entries, rows = float(run.done or 1), [], [], []
     if knn:
@@ -96,7 +96,7 @@ def accuracy_figure(run: RunData, name: str) -> Figure | None:
     if not series:
         return None
     label = "Accuracy over rounds" + (f": kNN from {percent(knn[0][1])} to {percent(knn[-1][1])}" if knn else "")
-    note = "kNN is a cheap monitor on some of the images. Global and local accuracy are measured "
+    note = "kNN is a cheap estimate on some of the images. Global and local accuracy are measured "
     note += "when the run ends." if result is None else "once, at the end."
     chart = line_chart(series, percent_tick)
     return Figure(name, "Accuracy", label, chart, note, entries, ["measured", "accuracy"], rows)
@@ -164,7 +164,7 @@ def _weights_by_bits(run: RunData, theme: Theme) -> Figure | None:
 
 
 def collapse_warnings(run: RunData) -> list[str]:
-    """Plain words about collapsed features, with the round in which they were last seen."""
+    """A warning about collapsed features, with the last round in which they were observed."""
     signals = [(int(line["round"]), line["collapse"]) for line in run.rounds if isinstance(line.get("collapse"), dict)]
     seen = [(number, words) for number, values in signals if (words := Collapse(**values).warning())]
     if not seen:
@@ -184,7 +184,7 @@ _SIGNALS = {
 
 
 def collapse(run: RunData) -> Section:
-    """Label-free signals over rounds."""
+    """Label-free indicators over rounds."""
     figures = []
     for key, note in _SIGNALS.items():
         points, words = run.over_rounds("collapse", key), key.replace("_", " ")
@@ -195,7 +195,7 @@ def collapse(run: RunData) -> Section:
             name, head = key.replace("_", "-"), ["round", words]
             figures.append(Figure(name, line.name, f"{line.name} over rounds", chart, note, head=head, rows=rows))
     if not figures:
-        return Section(empty="There are no signals: the run has no aggregated model yet, or evaluation.knn_every is 0.")
+        return Section(empty="No measurements: the run has no aggregated model yet, or evaluation.knn_every is 0.")
     rank, dim = run.last("collapse", "effective_rank"), run.last("collapse", "dim")
     alerts = collapse_warnings(run)
     return Section(figures, "" if alerts else f"No: the features use about {rank:.1f} of {dim:.0f} directions.", alerts)

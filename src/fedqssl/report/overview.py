@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import fmean, stdev
 
 from fedqssl.config.keys import flat
-from fedqssl.report.charts import Point, Row, Series, line_chart, rows_chart
+from fedqssl.report.charts import ChartRow, Point, Series, line_chart, rows_chart
 from fedqssl.report.data import RunData
 from fedqssl.report.learning_section import accuracy_figure, loss_figure
 from fedqssl.report.parts import Figure, Section
@@ -17,12 +17,12 @@ from fedqssl.report.svg import Mark
 from fedqssl.report.theme import Theme, bits_words, percent, percent_tick
 
 SECTIONS = 40
-"""Runs up to which each has a section of its own."""
+"""Each run has its own section up to this number of runs."""
 _NOT_A_DIFFERENCE = {"seed", "data_dir", "threads", "workers", "engine", "track"}
 
 
 def differences(runs: Sequence[RunData]) -> list[str]:
-    """What each run has other than most runs, seeds aside; the same words mean the same settings."""
+    """How each run differs from most runs, apart from the seed; equal texts mean equal settings."""
     settings: list[Mapping[str, object]] = [flat(run.config.model_dump(mode="json")) for run in runs]
     keys = [k for k in settings[0] if k not in _NOT_A_DIFFERENCE and any(s.get(k) != settings[0][k] for s in settings)]
     usual = {k: Counter(str(s.get(k)) for s in settings).most_common(1)[0][0] for k in keys}
@@ -41,7 +41,7 @@ def differences(runs: Sequence[RunData]) -> list[str]:
 
 
 def _bits_words(runs: Sequence[RunData]) -> dict[tuple[int, ...], str]:
-    """``4, 6, 8, 12 bits``; with numbers of clients where that would mean two things."""
+    """``4, 6, 8, 12 bits``; with numbers of clients where it would be ambiguous."""
     short = {tuple(run.bits.values()): bits_summary(run, counts=False) for run in runs}
     full = {tuple(run.bits.values()): bits_summary(run) for run in runs}
     return {bits: words if Counter(short.values())[words] == 1 else full[bits] for bits, words in short.items()}
@@ -75,7 +75,9 @@ def _accuracies(runs: Sequence[RunData], groups: Sequence[str], which: str) -> F
         values = [v for _, v in named]
         centre = fmean(values)
         points = [Point(v, one, f"{group}: {percent(v)} ({name})") for name, v in named]
-        rows.append(Row(group, [*points, Point(centre, middle, f"{group}: mean {percent(centre)} of {len(values)}")]))
+        rows.append(
+            ChartRow(group, [*points, Point(centre, middle, f"{group}: mean {percent(centre)} of {len(values)}")])
+        )
         data.append([group, len(values), percent(centre), percent(stdev(values)) if len(values) > 1 else "–"])
     title = "Global accuracy" if which == "global" else "Mean local accuracy"
     return Figure(
@@ -91,7 +93,7 @@ def _accuracies(runs: Sequence[RunData], groups: Sequence[str], which: str) -> F
 
 
 def _curves(runs: Sequence[RunData], groups: Sequence[str]) -> Figure | None:
-    """The kNN monitor of all runs."""
+    """Accuracy of kNN in all runs."""
     kinds = {group: f"g{i % 6}" for i, group in enumerate(dict.fromkeys(groups))}
     lines = []
     for run, group in zip(runs, groups, strict=True):
@@ -120,7 +122,7 @@ def _clients(number: int, run: RunData, theme: Theme) -> Figure | None:
     rows = []
     for c in known:
         tip = f"{c.name}, {bits_words(c.bits)}, {c.train} images: {percent(c.accuracy)}"
-        rows.append(Row(c.name, [Point(c.accuracy, theme.mark(c.bits), tip)]))
+        rows.append(ChartRow(c.name, [Point(c.accuracy, theme.mark(c.bits), tip)]))
     return Figure(
         f"clients-{number}",
         "Clients, worst first",

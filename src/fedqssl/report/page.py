@@ -23,7 +23,7 @@ from fedqssl.runs.folder import write_atomically
 
 
 def _asset(name: str) -> Markup:
-    """A style sheet or script of this package, to be written into the page as it is."""
+    """A style sheet or script of this package, to be embedded in the page."""
     return Markup(package_files("fedqssl.report").joinpath(name).read_text(encoding="utf-8"))
 
 

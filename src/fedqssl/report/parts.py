@@ -1,4 +1,4 @@
-"""What a page is made of, as plain values; ``templates/parts.html`` lays them out."""
+"""The parts of a page as plain values; ``templates/parts.html`` lays them out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Figure:
         drawing: one of :mod:`fedqssl.report.charts`.
         note: a line below the heading.
         legend: what the marks stand for.
-        head: columns of the table of its numbers; without them there is no table.
+        head: columns of the table of its numbers; if empty, there is no table.
         rows: of that table.
     """
 
@@ -35,7 +35,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: figures that there are, words above them, warnings; or why it is empty."""
+    """A section of the page: figures, the text above them, warnings; or why it is empty."""
 
     figures: Sequence[Figure | None] = ()
     lead: str = ""

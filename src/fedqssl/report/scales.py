@@ -1,4 +1,4 @@
-"""From values to places on a drawing: ranges, linear and logarithmic scales, round ticks."""
+"""From values to positions in a drawing: ranges, linear and logarithmic scales, round ticks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """From values ``low..high`` to positions ``start..end``, linear or logarithmic."""
 
     low: float
@@ -26,7 +26,7 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Round values to write at the axis."""
+        """Round values for the axis labels."""
         return log_ticks(self.low, self.high) if self.log else nice_ticks(self.low, self.high, count)
 
 
@@ -79,4 +79,4 @@ def log_limits(values: Iterable[float]) -> tuple[float, float]:
     return min(known) / 1.4, max(known) * 1.4
 
 
-__all__ = ["Scale", "limits", "log_limits"]
+__all__ = ["AxisScale", "limits", "log_limits"]

@@ -1,4 +1,4 @@
-"""What the top and the end of a run's page say: figures at a glance, warnings, what the server did, links."""
+"""The top and the end of a run's page: figures at a glance, warnings, what the server did, links."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def headline(run: RunData) -> str:
 
 
 def tiles(run: RunData, found: Costs | str | None = None) -> list[tuple[str, str, str]]:
-    """The figures that one asks for first: name, value, a few words."""
+    """The headline figures: name, value, a short explanation."""
     result, knn, loss, shown = run.result, run.over_rounds("knn"), run.over_rounds("loss"), []
     if result is not None and result.global_accuracy is not None:
         shown.append(("global accuracy", percent(result.global_accuracy), _how_global(run)))
@@ -62,7 +62,7 @@ def _how_global(run: RunData) -> str:
 
 
 def warnings(run: RunData) -> list[str]:
-    """What a reader must not miss, in plain words."""
+    """Warnings for the reader."""
     found = collapse_warnings(run)
     rejected = [item for line in run.rounds for item in line.get("rejected", {}).items()]
     if rejected:
@@ -99,7 +99,7 @@ def software(run: RunData) -> str:
 def server_work(run: RunData) -> str:
     """What the algorithm's server does in a round."""
     if run.algorithm is None:
-        return "unknown: the algorithm cannot be imported any more"
+        return "unknown: the algorithm can no longer be imported"
     c = run.config
     work = run.algorithm.work(c, c.participants(max(len(run.clients), 1)))
     parts = []
@@ -120,7 +120,7 @@ def server_work(run: RunData) -> str:
 
 
 def link(target: Path, base: Path) -> str | None:
-    """A link that works wherever page and run are moved to together; None if there is no such file."""
+    """A relative link, which works if page and run are moved together; None if the file does not exist."""
     if not target.is_file():
         return None
     relative = Path(os.path.relpath(target.absolute(), base.absolute())).as_posix()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from fedqssl.report.scales import Scale
+from fedqssl.report.scales import AxisScale
 
 WIDTH = 360.0
 Format = Callable[[float], str]
@@ -43,7 +43,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
     return el("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
 
 
-def y_axis(scale: Scale, left: float, right: float, form: Format) -> list[Markup]:
+def y_axis(scale: AxisScale, left: float, right: float, form: Format) -> list[Markup]:
     """Grid lines and their values at the left."""
     found = []
     for tick in scale.ticks():
@@ -53,11 +53,13 @@ def y_axis(scale: Scale, left: float, right: float, form: Format) -> list[Markup
 
 
 def _apart(places: Sequence[tuple[float, str]]) -> bool:
-    """Whether no two labels side by side touch."""
+    """Whether no two neighbouring labels touch."""
     return all(b - a > 3.3 * (len(v) + len(w)) + 5 for (a, v), (b, w) in itertools.pairwise(places))
 
 
-def x_axis(scale: Scale, bottom: float, form: Format, label: str, ticks: Sequence[float] | None = None) -> list[Markup]:
+def x_axis(
+    scale: AxisScale, bottom: float, form: Format, label: str, ticks: Sequence[float] | None = None
+) -> list[Markup]:
     """Values below the plot and what they are; as many as fit without touching."""
     found = [line(scale.start, bottom, scale.end, bottom, "axis")]
     for count in (6, 5, 4, 3, 2):
@@ -83,7 +85,7 @@ class Drawing:
 
 
 class Mark(NamedTuple):
-    """How a thing is marked: its shape, which says what its colour says to those who do not see the colour, and CSS classes."""
+    """How something is marked: its shape, which repeats the information of its colour, and CSS classes."""
 
     shape: str
     kind: str
@@ -93,7 +95,7 @@ SHAPES = ("circle", "square", "triangle", "diamond", "down", "cross")
 
 
 def dot(x: float, y: float, mark: Mark, tip: str | None = None, size: float = 4.5) -> Markup:
-    """A mark at a place; ``tip`` is told when it is pointed at."""
+    """A mark at a place; ``tip`` is shown on hover."""
     title = el("title", tip) if tip else None
     r, w, h = size, f"{size * 1.2:.1f}", f"{size * 1.3:.1f}"
     paths = {

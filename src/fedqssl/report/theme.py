@@ -58,17 +58,17 @@ def bits_words(bits: int) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """``0.407`` -> ``40.7%``; a dash if it is not known."""
+    """``0.407`` -> ``40.7%``; a dash if it is unknown."""
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"
 
 
 def percent_tick(value: float) -> str:
-    """As short as it can be at an axis: ``40%``, ``2.5%``."""
+    """As short as possible, for an axis: ``40%``, ``2.5%``."""
     return f"{round(100 * value, 6):.6g}%"
 
 
 def plain(value: float | None, digits: int = 3) -> str:
-    """A number, a dash if it is not known."""
+    """A number, a dash if it is unknown."""
     return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
@@ -78,7 +78,7 @@ def tick(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people read them, a dash if they are not known."""
+    """Human-readable bytes, a dash if they are unknown."""
     return "–" if math.isnan(count) else bytes_text(count)
 
 

@@ -14,7 +14,7 @@ from fedqssl.config import RunConfig, load_run_config
 from fedqssl.config.load import accuracy_settings
 from fedqssl.runs.result import RunResult
 
-AGAIN = "put it back, or remove the run to have it run again"
+AGAIN = "restore it, or delete the run to have it run again"
 """What to do about a damaged file of a run."""
 
 
@@ -23,7 +23,7 @@ class CellError(ValueError):
 
 
 class State(Enum):
-    """How far a cell is."""
+    """Progress of a cell."""
 
     NEW = "new"
     BEGUN = "begun"
@@ -43,7 +43,7 @@ class Cell:
 
 
 def differences(found: RunConfig, wanted: RunConfig) -> list[str]:
-    """``key found, now wanted`` of every setting that matters to the result, the seed included."""
+    """``key found, now wanted`` for every setting that affects the result, including the seed."""
     a, b = ({**accuracy_settings(c), "seed": c.seed} for c in (found, wanted))
     missing = "unset"
     return [
@@ -52,14 +52,14 @@ def differences(found: RunConfig, wanted: RunConfig) -> list[str]:
 
 
 def state_of(cell: Cell, out: Path) -> State:
-    """How far a cell is; one that was run with other settings is an error."""
+    """The state of a cell; if it was run with other settings, that is an error."""
     folder = cell.folder(out)
     if not (folder / "config.toml").is_file():
         return State.NEW
     differing = differences(load_run_config(folder), cell.config)
     if differing:
         raise CellError(
-            f"{folder} was run with other settings ({'; '.join(differing)}); choose another --out, or remove that folder"
+            f"{folder} was run with other settings ({'; '.join(differing)}); choose another --out, or delete that folder"
         )
     return State.DONE if (folder / "result.json").is_file() else State.BEGUN
 
@@ -70,7 +70,7 @@ def read_result(folder: Path) -> RunResult:
         return RunResult.read(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CellError(
-            f"{folder / 'result.json'} cannot be read ({error}); remove it to evaluate the run anew"
+            f"{folder / 'result.json'} cannot be read ({error}); delete it to evaluate the run again"
         ) from error
 
 
@@ -80,13 +80,13 @@ def read_json(path: Path) -> Any:
 
 
 def unreadable(path: Path, error: Exception) -> CellError:
-    """What to say of a damaged file of a run."""
+    """The error for a damaged file of a run."""
     return CellError(f"{path} cannot be read ({error}); {AGAIN}")
 
 
 @contextmanager
 def claimed(out: Path) -> Iterator[None]:
-    """Hold a folder of cells, so that no two commands write the same cell; it is let go however this process ends."""
+    """Lock a folder of cells, so that no two commands write the same cell; the lock is released however this process ends."""
     lock = out / "cells" / ".lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)

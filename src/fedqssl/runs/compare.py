@@ -18,7 +18,7 @@ from fedqssl.runs.measured import Measured
 from fedqssl.runs.text_table import Grid, accuracy, bits_text, to_csv
 
 FREE = ("algorithm", "bits")
-"""What comparisons are about."""
+"""The quantities that are compared."""
 CONTENT = "images_sha256"
 
 
@@ -28,7 +28,7 @@ class CompareError(RunError):
 
 @dataclass(frozen=True)
 class Finished:
-    """A run with what it was told."""
+    """A run with its configuration."""
 
     folder: Path
     config: RunConfig
@@ -36,7 +36,7 @@ class Finished:
     content: str
 
     def settings(self) -> dict[str, Any]:
-        """What affects accuracy; ``server.lr`` is None where it is the clients', so that it is no difference of its own."""
+        """What affects accuracy; ``server.lr`` is None where it follows the clients', so that it is not a second difference."""
         values = accuracy_settings(self.config)
         if values["server.lr"] == values["lr"]:
             values["server.lr"] = None
@@ -46,7 +46,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     settings: Mapping[str, Any]
     runs: Mapping[int, Finished]
@@ -62,7 +62,7 @@ def finished_runs(paths: Sequence[Path], finished_only: bool = False) -> list[Fi
 
     Raises:
         RunError: for a folder without runs.
-        CompareError: for a run that has not ended, unless ``finished_only`` leaves those out.
+        CompareError: for an unfinished run, unless ``finished_only`` leaves those out.
     """
     found: dict[Path, Finished] = {}
     for folder in (folder for path in paths for folder in find_runs(path)):
@@ -70,11 +70,11 @@ def finished_runs(paths: Sequence[Path], finished_only: bool = False) -> list[Fi
             found[folder.resolve()] = _read(folder)
         elif not finished_only:
             raise CompareError(
-                f"{folder} has not ended: wait for it, resume it with fedqssl run --resume {folder}, or leave such runs "
+                f"{folder} is not finished: wait for it, resume it with fedqssl run --resume {folder}, or leave such runs "
                 "out with --finished"
             )
     if not found:
-        raise CompareError(f"no run in {', '.join(map(str, paths))} has ended yet")
+        raise CompareError(f"no run in {', '.join(map(str, paths))} is finished yet")
     return list(found.values())
 
 
@@ -85,7 +85,7 @@ def _read(folder: Path) -> Finished:
 
 
 def check_comparable(runs: Sequence[Finished], across: Sequence[str]) -> None:
-    """Refuse runs that differ in more than algorithm, bits, seed and the settings named in ``across``."""
+    """Reject runs that differ in more than algorithm, bits, seed and the settings named in ``across``."""
     known = known_keys()
     for key in across:
         if key not in known:
@@ -114,7 +114,7 @@ def check_comparable(runs: Sequence[Finished], across: Sequence[str]) -> None:
 
 
 def grouped(runs: Sequence[Finished]) -> list[Group]:
-    """Runs by everything but the seed, in order of appearance; a run that is there twice counts once."""
+    """Runs by everything but the seed, in order of appearance; a run that appears twice counts once."""
     groups: dict[tuple[tuple[str, str], ...], dict[int, Finished]] = {}
     for run in runs:
         settings = run.settings()
@@ -123,7 +123,7 @@ def grouped(runs: Sequence[Finished]) -> list[Group]:
         other = seeds.setdefault(run.config.seed, run)
         if _figures(other) != _figures(run):
             raise CompareError(
-                f"{other.folder} and {run.folder} have the same settings and seed but other results (another version or "
+                f"{other.folder} and {run.folder} have the same settings and seed but different results (another version or "
                 "machine?); leave one out"
             )
     return [Group(next(iter(seeds.values())).settings(), seeds) for seeds in groups.values()]
@@ -149,7 +149,7 @@ class Comparison:
     across: tuple[str, ...]
 
     def grid(self) -> Grid:
-        """For people: mean ± deviation."""
+        """For reading: mean ± standard deviation."""
         rows = []
         for group in self.groups:
             mine, settings = group.measured, group.settings
@@ -175,7 +175,7 @@ class Comparison:
         return f"{sum(len(g.runs) for g in self.groups)} runs{shown}"
 
     def records(self) -> list[dict[str, Any]]:
-        """For machines: a line per group."""
+        """For programs: one line per group."""
         return [self._record(group) for group in self.groups]
 
     def _record(self, group: Group) -> dict[str, Any]:
@@ -202,10 +202,10 @@ def compare(paths: Sequence[Path], across: Sequence[str] = (), finished_only: bo
     Args:
         paths: run folders, or folders of runs.
         across: settings in which runs may differ besides algorithm, bits and seed; each becomes a column.
-        finished_only: leave out runs that have not ended instead of refusing them.
+        finished_only: leave out unfinished runs instead of raising an error.
 
     Raises:
-        RunError: one line that says what stands in the way and what to do.
+        RunError: one line that says what prevents the comparison and what to do.
     """
     runs = finished_runs(paths, finished_only)
     check_comparable(runs, across)

@@ -1,4 +1,4 @@
-"""``data.json``: what a reader of the run must know of its images, so that nobody has to load them again."""
+"""``data.json``: what readers of the run need to know about its images, so that they need not be loaded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run works with while it is going, from its first round to its result."""
+"""What a run works with, from its first round to its result."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def _nobody_new(context: Context, checkpoint: Checkpoint) -> tuple[Context, Chec
 
 @dataclass(frozen=True, eq=False)
 class Equipment:
-    """Of one run.
+    """The equipment of one run.
 
     Args:
         engine: carries models to the clients and back.
         pool: does the server's work and the evaluation.
         folder: where everything is kept.
         progress: what the user sees.
-        arrivals: asked before each round for clients that are new: they get bits, a size and a model to begin with.
-        accuracies: of each client's own model on its own held-out images, where only the clients can measure them.
+        arrivals: called before each round; returns new clients with their bits, size and first model.
+        accuracies: of each client's own model on its own held-out images, if only the clients can measure them.
     """
 
     engine: Engine

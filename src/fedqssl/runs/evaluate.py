@@ -1,4 +1,4 @@
-"""Accuracy of a run, as PAPER-TO-CODE section 8 defines it, and the cheap signals of each round."""
+"""Accuracy of a run, as PAPER-TO-CODE section 8 defines it, and the cheap indicators computed each round."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def has_labels(context: Context) -> bool:
 
 
 def load(task: Task, bits: int, payload: bytes) -> fx.GraphModule:
-    """A model on the wire, ready to be evaluated."""
+    """A model as it travels, ready to be evaluated."""
     model = task.converted(bits)
     load_bytes(model, payload)
     model.eval()
@@ -39,7 +39,7 @@ def load(task: Task, bits: int, payload: bytes) -> fx.GraphModule:
 
 
 def knn_monitor(context: Context, aggregated: fx.GraphModule) -> float | None:
-    """A cheap signal per round: kNN accuracy of the aggregated model on a part of the images."""
+    """A cheap indicator for each round: kNN accuracy of the aggregated model on a subset of the images."""
     train, test = context.train, context.test
     if train.labels is None or test.labels is None:
         return None
@@ -50,7 +50,7 @@ def knn_monitor(context: Context, aggregated: fx.GraphModule) -> float | None:
 
 
 def some(count: int, limit: int | None) -> Tensor | slice:
-    """No more than ``limit`` of so many images, always the same; not the first ones, which in a folder are of one class."""
+    """At most ``limit`` of so many images, always the same ones; not the first, which in a folder all belong to one class."""
     if limit is None or limit >= count:
         return slice(None)
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:limit]
@@ -58,7 +58,7 @@ def some(count: int, limit: int | None) -> Tensor | slice:
 
 @torch.no_grad()
 def collapse_monitor(context: Context, aggregated: fx.GraphModule) -> Collapse:
-    """Label-free signals of the aggregated model on views of the buffer; the same views in every round."""
+    """Label-free indicators of the aggregated model on views of the buffer; the same views in every round."""
     images = context.buffer()[:COLLAPSE_IMAGES]
     aggregated.eval()
     views = context.task.two_views(images, generator(context.config.seed, "collapse signals"))
@@ -86,7 +86,7 @@ def _classified(model: fx.GraphModule, images: Tensor, labels: Tensor) -> float:
 
 
 def global_accuracy(context: Context, bits: int, payload: bytes) -> float:
-    """Of a model on the uniform test set. Self-supervised: a linear probe. Supervised: the model's own classifier."""
+    """Accuracy of a model on the uniform test set. Self-supervised: a linear probe. Supervised: the model's own classifier."""
     model = load(context.task, bits, payload)
     if not context.task.supervised:
         return _probed(context, model)
@@ -95,9 +95,9 @@ def global_accuracy(context: Context, bits: int, payload: bytes) -> float:
 
 
 def client_accuracy(context: Simulation, name: str, payload: bytes) -> float:
-    """Of a client in its own bits, tested on its own held-out images.
+    """Accuracy of a client in its own bits on its own held-out images.
 
-    Self-supervised: an s-bit classifier on the client's frozen s-bit extractor. Supervised: the model as it is given here.
+    Self-supervised: an s-bit classifier on the client's frozen s-bit extractor. Supervised: the model as given.
     """
     split, images, labels = context.partition.clients[name], context.train.images, context.train.labels
     assert labels is not None
@@ -116,7 +116,7 @@ def _accuracy(context: Context, which: Which, name: str, bits: int, payload: byt
 def evaluate(
     context: Context, pool: Pool[Any], models: Mapping[str, bytes], own: Mapping[str, bytes]
 ) -> tuple[float | None, dict[str, float]]:
-    """Global accuracy, the mean over ``models``, and the local one of each client's ``own``; nothing without labels.
+    """Global accuracy, the mean over ``models``, and the local accuracy of each client's ``own`` model; nothing without labels.
 
     Models are named after their clients; the aggregated one has no name.
     """
@@ -132,7 +132,7 @@ def evaluate(
 
 
 def own_accuracy(task: Task, name: str, bits: int, payload: bytes, train: Labeled, test: Labeled) -> float:
-    """Of one client's model on its held-out images; images go with their labels."""
+    """Accuracy of one client's model on its held-out images; images come with their labels."""
     model = load(task, bits, payload)
     if task.supervised:
         return _classified(model, *test)

@@ -20,15 +20,13 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
     """Evaluate, hand every client its model, write the result."""
     config, folder, progress = context.config, equipment.folder, equipment.progress
     accuracies = equipment.accuracies
-    progress.say(
-        "evaluating" if has_labels(context) else "these data have no labels, so there is no accuracy to measure"
-    )
+    progress.say("evaluating" if has_labels(context) else "the data have no labels, so accuracy cannot be measured")
     own = checkpoint.payloads
     if context.task.supervised:  # section 8: the client's own model after local training
         rate = learning_rate(config, config.rounds - 1)
         replies, failed = equipment.engine.train_clients(own, context.job(config.rounds, rate, return_model=True))
         for name, why in sorted(failed.items()):
-            progress.say(f"warning: {name} was not trained on its own images at the end: {why}")
+            progress.say(f"warning: {name} was not trained on its own images after the last round: {why}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
     models = checkpoint.payloads if checkpoint.aggregated is None else {"": checkpoint.aggregated}
     total, local = evaluate(context, equipment.pool, models, own if accuracies is None else {})
@@ -59,7 +57,7 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
     )
     figures = draw(context, folder)
     if not figures:
-        progress.say("no plots: install matplotlib (pip install 'fedqssl[plots]') to get curves.png and partition.png")
+        progress.say("no plots; for curves.png and partition.png install matplotlib: pip install 'fedqssl[plots]'")
     folder.write("summary.md", summary(result, figures))
     folder.write("result.json", result.to_json())
     return result
@@ -68,7 +66,7 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
 def _hand_out(
     context: Context, folder: RunFolder, checkpoint: Checkpoint, name: str, accuracy: float | None
 ) -> ClientResult:
-    """Write a client's model to ``clients/<name>/model.fqssl``; it is the last thing that the client receives."""
+    """Write a client's model to ``clients/<name>/model.fqssl``; this is the last model that the client receives."""
     home = folder.path / "clients" / name
     home.mkdir(parents=True, exist_ok=True)
     payload, totals = checkpoint.payloads[name], checkpoint.totals

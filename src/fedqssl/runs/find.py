@@ -9,13 +9,13 @@ from fedqssl.runs.folder import RunError
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's: it has a ``config.toml``, as other things do, and something that only a run has."""
+    """Whether a folder holds a run: it has a ``config.toml``, as other folders may, and a file that only runs have."""
     marks = ("checkpoints", "partition.json", "result.json")
     return (path / "config.toml").is_file() and any((path / name).exists() for name in marks)
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The run in this folder, or all runs below it in the order of their names; runs and hidden folders are not searched.
+    """The run in this folder, or all runs below it, sorted by name; the insides of runs and hidden folders are not searched.
 
     Raises:
         RunError: if ``path`` is not a folder, or holds no run.

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, atomic checkpoints, and the refusal to overwrite anything."""
+"""The folder of a run: its files, atomic checkpoints, and protection against overwriting."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fedqssl.federated.server_state import ServerState, state_from_bytes, state_
 from fedqssl.files import finite, locked, read_json, write_atomically
 
 KEEP = 2
-"""Checkpoints kept: the newest, and one before it."""
+"""Checkpoints kept: the newest and the one before it."""
 SERVER_STATE = "server-state.fqssl"
 UNSTARTED = {"checkpoints", "environment.json", "partition.json", "data.json", "config.toml"}
 """What is written when a run starts, config.toml last: a run that was stopped before that has nothing to lose."""
 
 
 class RunError(ValueError):
-    """A run's folder is not what was expected; the message says what to do."""
+    """A run's folder cannot be used as asked; the message says what to do."""
 
 
 @dataclass(frozen=True)
-class Totals:
-    """Running totals: bytes by client are the lengths of the buffers."""
+class RunTotals:
+    """Running totals: bytes by client are the lengths of the payloads."""
 
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
@@ -37,22 +37,22 @@ class Totals:
 
     def plus(
         self, sent: Mapping[str, bytes], received: Mapping[str, bytes], client_seconds: float, server_seconds: float
-    ) -> Totals:
-        """With another round's traffic and work."""
+    ) -> RunTotals:
+        """The totals after another round's traffic and work."""
         up, down = dict(self.up), dict(self.down)
         for name, payload in sent.items():
             down[name] = down.get(name, 0) + len(payload)
         for name, payload in received.items():
             up[name] = up.get(name, 0) + len(payload)
-        return Totals(up, down, self.client_seconds + client_seconds, self.server_seconds + server_seconds)
+        return RunTotals(up, down, self.client_seconds + client_seconds, self.server_seconds + server_seconds)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to continue.
+    """Everything that a run needs to continue.
 
     Args:
-        rounds_done: rounds behind it.
+        rounds_done: rounds completed so far.
         payloads: the next model by client.
         aggregated: the aggregated model, if there is one.
         totals: bytes and seconds so far.
@@ -62,7 +62,7 @@ class Checkpoint:
     rounds_done: int
     payloads: dict[str, bytes]
     aggregated: bytes | None
-    totals: Totals
+    totals: RunTotals
     server_state: ServerState = field(default_factory=dict)
 
 
@@ -76,14 +76,14 @@ class RunFolder:
 
     @classmethod
     def check_new(cls, path: Path, overwrite: bool) -> None:
-        """Refuse a folder that a new run must not use, before any work is done."""
+        """Raise an error for a folder that a new run must not use, before any work is done."""
         if not path.exists() or (path.is_dir() and _nothing_to_lose(path)):
             return
         if not _is_run(path):
             raise RunError(f"{path} exists and is not a run, so it will not be replaced; choose another --out")
         if not overwrite:
             raise RunError(
-                f"{path} exists; choose another --out, go on with --resume {path}, or replace it with --overwrite"
+                f"{path} exists; choose another --out, resume it with --resume {path}, or replace it with --overwrite"
             )
 
     @classmethod
@@ -99,16 +99,16 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of a run that was started before."""
+        """The folder of a run that was started earlier."""
         if path.is_file():
-            raise RunError(f"{path} is a file; name the run's folder, {path.parent}")
+            raise RunError(f"{path} is a file; give the run's folder, {path.parent}")
         if not (path / "config.toml").is_file():
             raise RunError(f"{path} is not a run: it has no config.toml; start one with fedqssl run --out {path}")
         return cls(path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from working on this run; a process that is killed lets go of it."""
+        """Keep other processes from working on this run; the lock of a killed process is released."""
         busy = RunError(f"another process is working on {self.path}; wait for it, or stop it first")
         with locked(self.path / ".lock", busy):
             yield
@@ -122,7 +122,7 @@ class RunFolder:
         write_atomically(self.path / name, text.encode())
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint atomically and forget all but the last two; equal models are one file."""
+        """Write a checkpoint atomically and delete all but the last two; equal models share one file."""
         final = self.checkpoints / f"round-{checkpoint.rounds_done:05d}"
         partial = final.with_name(final.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -136,7 +136,7 @@ class RunFolder:
             shutil.rmtree(partial, ignore_errors=True)
             raise RunError(
                 f"round {checkpoint.rounds_done} cannot be saved to {self.checkpoints} ({error.strerror or error}); the "
-                f"checkpoint before it is kept: make room, then go on with --resume {self.path}"
+                f"previous checkpoint is kept: free some space, then resume with --resume {self.path}"
             ) from error
         for old in sorted(self.checkpoints.glob("round-?????"))[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
@@ -164,7 +164,7 @@ class RunFolder:
         write_atomically(partial / "state.json", json.dumps(state | {"digest": _digest(state)}, indent=1).encode())
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint, or None; one that was changed since is an error."""
+        """The newest checkpoint, or None; a checkpoint that was modified is an error."""
         found = sorted(self.checkpoints.glob("round-?????"))
         if not found:
             return None
@@ -173,25 +173,25 @@ class RunFolder:
             state = json.loads((folder / "state.json").read_text())
             if state.pop("digest", None) not in (None, _digest(state)):
                 raise RunError(
-                    f"{folder / 'state.json'} was changed; delete {folder} to go on from the checkpoint before"
+                    f"{folder / 'state.json'} was modified; delete {folder} to resume from the previous checkpoint"
                 )
             files = {name: (folder / name).read_bytes() for name in state["sha256"]}
-            totals, models = Totals(**state["totals"]), dict(state["models"])
+            totals, models = RunTotals(**state["totals"]), dict(state["models"])
             payloads = {client: files[name] for client, name in models.items()}
         except RunError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
-                f"checkpoint {folder} cannot be read ({error}); delete it to go on from the one before"
+                f"checkpoint {folder} cannot be read ({error}); delete it to resume from the previous one"
             ) from error
         for name, digest in state["sha256"].items():
             if hashlib.sha256(files[name]).hexdigest() != digest:
-                raise RunError(f"{folder / name} was changed; delete {folder} to go on from the checkpoint before")
+                raise RunError(f"{folder / name} was modified; delete {folder} to resume from the previous checkpoint")
         remembered = state_from_bytes(files[SERVER_STATE]) if SERVER_STATE in files else {}
         return Checkpoint(state["rounds_done"], payloads, files.get("aggregated.fqssl"), totals, remembered)
 
     def log(self, line: str) -> None:
-        """Add a line with the time to ``log.txt``; a log that cannot be written stops nothing."""
+        """Add a line with the time to ``log.txt``; if the log cannot be written, the run continues."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         with contextlib.suppress(OSError), (self.path / "log.txt").open("a") as file:
             file.write(f"{stamp} {line}\n")
@@ -204,7 +204,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def cut_metrics(self, rounds_done: int) -> None:
-        """Drop lines of rounds that no checkpoint has: they will be run again."""
+        """Drop lines of rounds after the last checkpoint: they will be run again."""
         if self.metrics.exists():
             lines = self.metrics.read_text().splitlines()
             kept = [line for line in lines if _round_of(line) <= rounds_done]
@@ -212,12 +212,12 @@ class RunFolder:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a folder is a run's: other things have a config.toml, too."""
+    """Whether a folder holds a run: other folders may have a config.toml, too."""
     return (path / "config.toml").is_file() and (path / "checkpoints").is_dir()
 
 
 def _nothing_to_lose(path: Path) -> bool:
-    """Whether a folder is empty, or that of a run which was stopped before it began."""
+    """Whether a folder is empty or holds a run that was stopped before it began."""
     names = {entry.name for entry in path.iterdir()}
     if "config.toml" in names or not {n.removesuffix(".partial") for n in names} <= UNSTARTED:
         return False
@@ -225,7 +225,7 @@ def _nothing_to_lose(path: Path) -> bool:
 
 
 def _digest(state: Mapping[str, object]) -> str:
-    """Of a checkpoint's state.json, so that a changed figure is noticed."""
+    """Digest of a checkpoint's state.json, so that changes are detected."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
@@ -236,4 +236,4 @@ def _round_of(line: str) -> float:
         return float("inf")  # the last line of a killed run may be cut off
 
 
-__all__ = ["Checkpoint", "RunError", "RunFolder", "Totals", "finite", "write_atomically"]
+__all__ = ["Checkpoint", "RunError", "RunFolder", "RunTotals", "finite", "write_atomically"]

@@ -51,7 +51,7 @@ ENGINES: dict[str, Callable[[Pool[Simulation]], AbstractContextManager[Engine]]]
     "in_process": lambda pool: nullcontext(InProcess(pool)),
     "flower-sim": _flower_simulation,
 }
-"""By name; ``fedqssl deploy`` has one more, ``flower``, which no other command can start."""
+"""Engines by name; ``fedqssl deploy`` has one more, ``flower``, which no other command can start."""
 
 
 def start(
@@ -83,7 +83,7 @@ def start(
 
 
 def _loaded(config: RunConfig, progress: Progress) -> tuple[Simulation, list[str]]:
-    """The images, with a bar for downloads; and what was said of pictures that were left out."""
+    """The images, with a bar for downloads; and the warnings about skipped pictures."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DataWarning)
         context = build_simulation(config, lambda done, total: progress.tick("download (bytes)", done, total or 0))
@@ -94,7 +94,7 @@ def _loaded(config: RunConfig, progress: Progress) -> tuple[Simulation, list[str
 
 
 def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) -> RunResult:
-    """Go on with a run where its last checkpoint stands; a finished run is only read."""
+    """Resume a run from its last checkpoint, bit for bit; the result of a finished run is only read."""
     found = RunFolder.open(folder)
     progress = progress or Progress(say)
     if (folder / "result.json").exists():
@@ -110,7 +110,7 @@ def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) 
 
 def _check(config: RunConfig) -> None:
     if config.engine == "flower":
-        raise RunError("a run on real machines is started and continued with fedqssl deploy start")
+        raise RunError("a run on real machines is started and resumed with fedqssl deploy start")
     configured_server(get_algorithm(config.algorithm), config)
     if config.engine not in ENGINES:
         name, known = config.engine, ", ".join(ENGINES)
@@ -121,32 +121,32 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_same_settings(config: RunConfig, folder: RunFolder) -> None:
-    """Going on with other settings would give a run that no configuration describes."""
+    """Refuse to resume with other settings: no configuration would describe such a run."""
     noted = folder.read_json("environment.json")
     began = noted.get("settings") if isinstance(noted, dict) else None
     if began not in (None, settings_digest(config)):
         raise RunError(
-            f"{folder.path / 'config.toml'} was changed after the run began: put it back, or start a new run with it"
+            f"{folder.path / 'config.toml'} was changed after the run began: restore it, or start a new run with it"
         )
 
 
 def settings_digest(config: RunConfig) -> str:
-    """Of everything that the run's bytes depend on but the images, which may be moved: they have a digest of their own."""
+    """Digest of everything that the run's bytes depend on except the images, which may be moved and have their own digest."""
     anywhere = config.model_copy(update={"data": ""})
     return hashlib.sha256(f"{protocol(anywhere)} {config.seed}".encode()).hexdigest()[:16]
 
 
 def _check_same_data(context: Context, folder: RunFolder) -> None:
-    """Going on with other images would give a run that never was."""
+    """Refuse to resume with other images: no single run would correspond to the result."""
     same = folder.read_json("partition.json") == json.loads(json.dumps(context.partition_json()))
     environment = folder.read_json("environment.json")
     noted = environment.get("images_sha256") if isinstance(environment, dict) else None
     if not same or noted not in (None, _images_digest(context)):
-        raise RunError(f"the data behind {folder.path} have changed: put back what was there, or start a new run")
+        raise RunError(f"the data behind {folder.path} have changed: restore them, or start a new run")
 
 
 def _images_digest(context: Context) -> str:
-    """Of all pixels and labels."""
+    """Digest of all pixels and labels."""
     digest = hashlib.sha256()
     public = context.public if isinstance(context, FleetContext) else None
     for tensor in (context.train.images, context.train.labels, context.test.images, context.test.labels, public):
@@ -183,12 +183,12 @@ class Logged(Progress):
 
 
 def run_to_end(context: Simulation, folder: RunFolder, progress: Progress) -> RunResult:
-    """All rounds that are left, then the evaluation; Ctrl-C and kill lose at most the round in flight."""
+    """All remaining rounds, then the evaluation; Ctrl-C and kill lose at most the current round."""
     try:
         with folder.locked():
             return _run_to_end(context, folder, Logged(progress, folder))
     except OSError as error:
-        raise RunError(f"{error}; when that is solved, go on with --resume {folder.path}") from error
+        raise RunError(f"{error}; once that is solved, resume with --resume {folder.path}") from error
 
 
 def _run_to_end(context: Simulation, folder: RunFolder, progress: Progress) -> RunResult:
@@ -231,7 +231,7 @@ def play_to_end(context: Context, checkpoint: Checkpoint, equipment: Equipment) 
 
 
 def _warn(line: dict[str, object], progress: Progress) -> None:
-    """Say what a user should not miss."""
+    """Show the warnings of a round."""
     rejected, collapse = line["rejected"], line["collapse"]
     assert isinstance(rejected, dict)
     for name, why in sorted(rejected.items()):

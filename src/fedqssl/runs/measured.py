@@ -1,4 +1,4 @@
-"""From finished cells to numbers: means and deviations over seeds, and differences paired by seed."""
+"""Figures from finished cells: means and deviations over seeds, and differences paired by seed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of differences at equal seeds, with a 95% interval (Student's t) from two seeds on."""
+    """Mean of differences at equal seeds, with a 95% interval (Student's t) if there are at least two seeds."""
 
     mean: float
     low: float | None
@@ -58,7 +58,7 @@ def paired(a: Spread, b: Spread) -> Difference | None:
 
 @dataclass(frozen=True)
 class Measured:
-    """Finished runs that differ in their seed alone; accuracies in percent."""
+    """Finished runs that differ only in their seed; accuracies in percent."""
 
     runs: Mapping[int, RunResult]
 
@@ -94,15 +94,15 @@ class Measured:
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Percentages to a hundredth of a hundredth; what is no float stays as it is."""
+    """Percentages rounded to four decimals; values that are not floats are unchanged."""
     return {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
 
 
 def at_common_seeds(found: Sequence[Measured]) -> list[Measured]:
-    """The same, each at the seeds that all (that have any) share: points of a figure are compared with one another.
+    """The same groups, restricted to the seeds that all non-empty groups share, since the points of a figure are compared.
 
-    A base point with three seeds beside others with one would otherwise move by what the seeds differ in. Without a common
-    seed everything stays as it is.
+    Otherwise a base point with three seeds would be shifted against points with one. Without a common seed nothing
+    changes.
     """
     known = [set(mine.runs) for mine in found if mine.runs]
     common = set.intersection(*known) if known else set()
@@ -112,13 +112,13 @@ def at_common_seeds(found: Sequence[Measured]) -> list[Measured]:
 
 
 def measure(cells: Sequence[Cell], out: Path) -> Measured:
-    """The finished ones of these cells, which differ in their seed."""
+    """The finished cells among these, which differ only in their seed."""
     done = [cell for cell in cells if state_of(cell, out) is State.DONE]
     return Measured({cell.config.seed: read_result(cell.folder(out)) for cell in done})
 
 
 def seeds_in(out: Path) -> list[int]:
-    """All seeds that any cell of the folder has, so that tables show what earlier commands have run."""
+    """All seeds found in the folder, so that tables include the runs of earlier commands."""
     found = {path.name.rpartition("-seed")[2] for path in (out / "cells").glob("*-seed*")}
     return sorted(int(text) for text in found if text.isdecimal())
 

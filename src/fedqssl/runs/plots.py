@@ -43,7 +43,7 @@ def _curves(folder: RunFolder) -> Any:
 
 
 def _partition(context: Context) -> Any:
-    """How many training images of each class every client holds."""
+    """Number of training images of each class at every client."""
     counts = context.label_counts()
     if counts is None:
         return _sizes(context)
@@ -60,7 +60,7 @@ def _partition(context: Context) -> Any:
 
 
 def _sizes(context: Context) -> Any:
-    """Without labels: how many training images every client holds."""
+    """Without labels: number of training images at every client."""
     names = sorted(context.bits)
     figure, axis = plotting.subplots(figsize=(6, 1.5 + 0.32 * len(names)))
     axis.barh(range(len(names)), [context.sizes[n] for n in names])

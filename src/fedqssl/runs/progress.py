@@ -1,4 +1,4 @@
-"""What a run tells its user while it works: a line per round, and how far the clients of a round are."""
+"""What a run shows while it works: a line per round, and the progress of the round's clients."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Say = Callable[[str], None]
 
 
 class Progress:
-    """Plain lines; what is in between is not shown. The CLI has one that draws a bar on terminals."""
+    """Shows plain lines only. The CLI has a subclass that draws a bar on terminals."""
 
     def __init__(self, say: Say = print) -> None:
         self._say = say
 
     def say(self, line: str) -> None:
-        """Show a line that stays."""
+        """Show a permanent line."""
         self._say(line)
 
     def tick(self, what: str, done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""What a run ends with: ``result.json`` as an object, and its closing table."""
+"""The result of a run: ``result.json`` as an object, and its final table."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RunResult:
             values["clients"] = {n: ClientResult(**c) for n, c in values["clients"].items()}
             return cls(folder=folder, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            again = f"delete it and run fedqssl run --resume {folder} to make it anew"
+            again = f"delete it and run fedqssl run --resume {folder} to create it again"
             raise ValueError(f"{folder / 'result.json'} is not a result ({error}); {again}") from error
 
     def table(self) -> Table:

@@ -23,7 +23,7 @@ from fedqssl.federated.server_state import ServerState
 from fedqssl.federated.state import State, read_state, write_state
 from fedqssl.lowbit import ContainerError, NonFiniteError, to_bytes
 from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
-from fedqssl.runs.folder import Checkpoint, RunError, Totals
+from fedqssl.runs.folder import Checkpoint, RunError, RunTotals
 
 
 def learning_rate(config: RunConfig, round_number: int) -> float:
@@ -54,7 +54,7 @@ def first_checkpoint(context: Context) -> Checkpoint:
     made = {b: to_bytes(context.task.converted(b)) for b in sorted(set(context.bits.values()))}
     payloads = {name: made[b] for name, b in context.bits.items()}
     full = context.task.converted(32)
-    return Checkpoint(0, payloads, to_bytes(full), Totals(), context.algorithm.init(read_state(full)))
+    return Checkpoint(0, payloads, to_bytes(full), RunTotals(), context.algorithm.init(read_state(full)))
 
 
 def play_round(
@@ -93,7 +93,7 @@ def play_round(
 
 @dataclass(frozen=True, eq=False)
 class _After:
-    """What a round leaves behind: the server's state, the models that travel next, the one that is evaluated."""
+    """The outcome of a round: the server's state, the next models to send, and the model to evaluate."""
 
     round: Round
     state: ServerState
@@ -103,7 +103,7 @@ class _After:
 
 
 def _server_round(operators: ServerOperators, state: ServerState, arrived: Arrived) -> _After:
-    """The server's part: aggregate, then hand out; after the last round, what is served in place of the aggregate."""
+    """The server's part: aggregate, then hand out; after the last round, the served model replaces the aggregate."""
     context, round_number = operators.context, operators.round_number
     assert isinstance(context, Context)
     server = configured_server(context.algorithm, context.config)
@@ -114,7 +114,7 @@ def _server_round(operators: ServerOperators, state: ServerState, arrived: Arriv
         last = round_number + 1 == context.config.rounds
         served = found.aggregate if found.served is None else found.served
         w = served if last else found.aggregate
-        assert found.hand_out is not None, "an algorithm that aggregates says how it hands out"
+        assert found.hand_out is not None, "an algorithm that returns an aggregate must also return hand_out"
         payloads = found.hand_out(w)
     except NonFiniteError as error:
         raise RunError(
@@ -132,7 +132,7 @@ def _full_precision(context: Context, state: State) -> fx.GraphModule:
 
 
 def _enough(context: Context, round_number: int, valid: int, rejected: Mapping[str, str]) -> None:
-    """Refuse a round with fewer valid updates than ``min_clients``."""
+    """Raise an error for a round with fewer valid updates than ``min_clients``."""
     least = context.config.min_clients
     if context.algorithm.has_clients and valid < least:
         reasons = "; ".join(f"{n}: {why}" for n, why in sorted(rejected.items()))
@@ -142,7 +142,7 @@ def _enough(context: Context, round_number: int, valid: int, rejected: Mapping[s
 
 
 def _monitors(context: Context, served: fx.GraphModule | None, number: int) -> dict[str, Any]:
-    """KNN accuracy and label-free signals, in the rounds that are asked for and where there is an aggregated model."""
+    """KNN accuracy and label-free indicators, in the rounds configured for them, if there is an aggregated model."""
     every = context.config.evaluation.knn_every
     if served is None or not every or number % every:
         return {"knn": None, "collapse": None}
@@ -150,7 +150,7 @@ def _monitors(context: Context, served: fx.GraphModule | None, number: int) -> d
 
 
 def _validated(context: Context, replies: Replies) -> tuple[Replies, dict[str, str]]:
-    """Uploads that the server may use, and why not of the others."""
+    """Uploads that the server may use, and why the others were rejected."""
     valid, rejected = {}, {}
     for name, reply in replies.items():
         try:

@@ -16,12 +16,12 @@ from fedqssl.runs import Progress, RunResult, resume, start
 from fedqssl.runs.cells import Cell, CellError, State, read_result, state_of
 from fedqssl.runs.progress import seconds
 
-DIED = "its process died, perhaps for lack of memory; try fewer --jobs"
+DIED = "its process died, possibly out of memory; try fewer --jobs"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a cell ended: an empty ``error`` is success; ``trace`` is for whoever looks for the cause."""
+class CellOutcome:
+    """How a cell ended: an empty ``error`` is success; ``trace`` is the traceback."""
 
     cell: Cell
     error: str = ""
@@ -29,18 +29,18 @@ class Outcome:
 
 
 class Quiet(Progress):
-    """Shows how far a round is, but not its lines, which are in the run's ``log.txt``; warnings are shown."""
+    """Shows the progress of a round but not its lines, which are in the run's ``log.txt``; warnings are shown."""
 
     def __init__(self, inner: Progress, name: str) -> None:
         super().__init__(inner.say)
         self.inner, self.name = inner, name
 
     def tick(self, what: str, done: int, total: int) -> None:
-        """With the cell's name."""
+        """Show progress with the cell's name."""
         self.inner.tick(f"{what} ({self.name})", done, total)
 
     def round(self, number: int, rounds: int) -> None:
-        """As it is."""
+        """Show the line unchanged."""
         self.inner.round(number, rounds)
 
     def say(self, line: str) -> None:
@@ -50,7 +50,7 @@ class Quiet(Progress):
 
 
 def run_cell(cell: Cell, out: Path, progress: Progress) -> RunResult:
-    """One cell to its end, whatever is there of it already."""
+    """Start or resume one cell and run it to its end."""
     folder = cell.folder(out)
     state = state_of(cell, out)
     if state is State.DONE:
@@ -59,24 +59,24 @@ def run_cell(cell: Cell, out: Path, progress: Progress) -> RunResult:
     return resume(folder, progress=quiet) if state is State.BEGUN else start(cell.config, folder, progress=quiet)
 
 
-def attempt(cell: Cell, out: Path, progress: Progress) -> Outcome:
-    """As :func:`run_cell`; an error is part of the outcome."""
+def attempt(cell: Cell, out: Path, progress: Progress) -> CellOutcome:
+    """As :func:`run_cell`; errors become part of the outcome."""
     try:
         run_cell(cell, out, progress)
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
-        return Outcome(cell, text, traceback.format_exc())
-    return Outcome(cell)
+        return CellOutcome(cell, text, traceback.format_exc())
+    return CellOutcome(cell)
 
 
 class _Count:
-    """Lines of progress: cell k of n, how long it took, how long the rest may take."""
+    """Lines of progress: cell k of n, how long it took, and the estimated time left."""
 
     def __init__(self, total: int, progress: Progress) -> None:
         self.total, self.progress = total, progress
         self.ended, self.began = 0, time.monotonic()
 
-    def end(self, outcome: Outcome, out: Path) -> None:
+    def end(self, outcome: CellOutcome, out: Path) -> None:
         self.ended += 1
         self.progress.tick("cells", self.ended, self.total)
         took = time.monotonic() - self.began
@@ -85,7 +85,7 @@ class _Count:
         self.progress.say(f"cell {self.ended} of {self.total}: {outcome.cell.name}: {_figures(outcome, out)}{tail}")
 
 
-def _figures(outcome: Outcome, out: Path) -> str:
+def _figures(outcome: CellOutcome, out: Path) -> str:
     if outcome.error:
         return f"failed: {outcome.error}"
     result = read_result(outcome.cell.folder(out))
@@ -100,21 +100,21 @@ def run_cells(
     progress: Progress,
     ended: Callable[[Cell], None] = lambda cell: None,
 ) -> CellError | None:
-    """Run all cells that are not done; equal cells are run once.
+    """Run all unfinished cells; equal cells are run once.
 
     Args:
-        cells: what is wanted.
-        out: folder whose ``cells`` they are in.
-        jobs: None runs one cell after the other with its own ``workers``; a number runs that many at the same time, each in
+        cells: the cells to run.
+        out: the folder; runs are stored in its ``cells`` subfolder.
+        jobs: None runs one cell after another with its own ``workers``; a number runs that many in parallel, each in
             one process with one thread, which gives the same results.
-        progress: told about cells, and about rounds when cells run one after the other.
-        ended: called for every cell that succeeded, those that were done before first.
+        progress: receives progress of cells, and of rounds when cells run one after another.
+        ended: called for every successful cell, starting with those finished earlier.
 
     Returns:
         None, or the error to end with, if cells failed.
 
     Raises:
-        CellError, DataError: before anything is run, if a cell has other settings or data cannot be read.
+        CellError, DataError: before anything is run, if an existing cell has other settings or data cannot be read.
     """
     wanted = list(dict.fromkeys(cells))
     done = [cell for cell in wanted if state_of(cell, out) is State.DONE]
@@ -141,34 +141,34 @@ def run_cells(
     return _error(failed, len(wanted), out)
 
 
-def _outcomes(cells: Sequence[Cell], out: Path, jobs: int | None, progress: Progress) -> Iterator[Outcome]:
+def _outcomes(cells: Sequence[Cell], out: Path, jobs: int | None, progress: Progress) -> Iterator[CellOutcome]:
     if jobs is None or jobs == 1:
         return (attempt(cell, out, progress) for cell in cells)
     return in_processes(cells, out, jobs)
 
 
-def in_processes(cells: Sequence[Cell], out: Path, jobs: int) -> Iterator[Outcome]:
-    """The outcomes of all cells, as they end, in so many processes; one that dies takes its cell with it and no other."""
+def in_processes(cells: Sequence[Cell], out: Path, jobs: int) -> Iterator[CellOutcome]:
+    """The outcomes of all cells, as they end, in so many processes; if a process dies, only its own cell fails."""
     by_name = {cell.name: cell for cell in cells}
     work = {name: (cell,) for name, cell in by_name.items()}
     with Pool(out, jobs) as pool:
-        for _, outcome in pool.stream(_in_worker, work, lambda name: Outcome(by_name[name], DIED)):
+        for _, outcome in pool.stream(_in_worker, work, lambda name: CellOutcome(by_name[name], DIED)):
             yield outcome
 
 
 @functools.cache
 def _keep_datasets() -> None:
-    """From now on, until this process ends."""
+    """Applies until this process ends."""
     ExitStack().enter_context(kept_datasets())
 
 
-def _in_worker(out: Path, cell: Cell) -> Outcome:
+def _in_worker(out: Path, cell: Cell) -> CellOutcome:
     _keep_datasets()
     return attempt(cell, out, Progress(lambda line: None))
 
 
-def _error(failed: Sequence[Outcome], total: int, out: Path) -> CellError | None:
-    """One line for all that failed, equal reasons together; tracebacks go to ``failed/``."""
+def _error(failed: Sequence[CellOutcome], total: int, out: Path) -> CellError | None:
+    """One line about all failed cells, grouped by reason; tracebacks go to ``failed/``."""
     if not failed:
         return None
     by_reason: dict[str, list[str]] = {}
@@ -178,9 +178,9 @@ def _error(failed: Sequence[Outcome], total: int, out: Path) -> CellError | None
         (out / "failed" / f"{outcome.cell.name}.txt").write_text(outcome.trace or outcome.error + "\n")
     reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
     return CellError(
-        f"{len(failed)} of {total} cells failed ({reasons}); the others are kept, tracebacks are in {out / 'failed'}; "
-        "the same command tries the failed ones again"
+        f"{len(failed)} of {total} cells failed ({reasons}); the others are kept; tracebacks are in {out / 'failed'}; "
+        "run the same command again to retry"
     )
 
 
-__all__ = ["Outcome", "attempt", "run_cell", "run_cells"]
+__all__ = ["CellOutcome", "attempt", "run_cell", "run_cells"]

@@ -1,4 +1,4 @@
-"""A grid of settings, each combination a cell that can be resumed; ends in a comparison."""
+"""A grid of settings, where each combination is a cell that can be resumed; ends in a comparison."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NOT_COLUMNS = ("seed", "algorithm", "bits", "workers", "threads", "data_dir", "e
 
 @dataclass(frozen=True)
 class Sweep:
-    """A checked grid: its cells in order, and the settings that vary."""
+    """A validated grid: its cells in order, and the settings that vary."""
 
     cells: tuple[Cell, ...]
     keys: tuple[str, ...]
 
     def columns(self) -> list[str]:
-        """Settings that the table needs a column for; lists of bits of several lengths vary the number of clients, too."""
+        """Settings that need a column in the table; bit lists of different lengths also vary the number of clients."""
         found = [key for key in self.keys if key not in NOT_COLUMNS]
         return (
             [*found, "clients"] if len({c.config.clients for c in self.cells}) > 1 and "clients" not in found else found
@@ -72,7 +72,7 @@ def _values(key: str, text: str) -> list[str]:
     if "" in values:
         raise ValueError(f"{key} has an empty value in {text!r}; write values like {key}=1;2;3")
     if len(set(values)) < len(values):
-        raise ValueError(f"{key} has a value twice in {text!r}")
+        raise ValueError(f"{key} has a repeated value in {text!r}")
     return values
 
 
@@ -94,7 +94,7 @@ def cell_name(chosen: Sequence[str]) -> str:
 
 
 def sweep(grid: Sweep, out: Path, jobs: int | None, progress: Progress) -> tuple[Comparison | None, CellError | None]:
-    """Run the grid; the table of what succeeded (also ``sweep.md``, ``.csv``, ``.tex``), and the error to end with, if any."""
+    """Run the grid; returns the table (also ``sweep.md``, ``.csv``, ``.tex``) and the error to end with, if any."""
     with claimed(out):
         error = run_cells(grid.cells, out, jobs, progress)
         done = [folder for cell in grid.cells if ((folder := cell.folder(out)) / "result.json").is_file()]

@@ -85,7 +85,7 @@ def tex(text: str) -> str:
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """One line per record; what is None is empty. Columns are those of all records, in the order of their first use."""
+    """One line per record; None becomes an empty field. Columns are those of all records, in the order of their first use."""
     columns = list(dict.fromkeys(key for record in records for key in record))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Copies of a run's figures for TensorBoard, MLflow or Weights & Biases (``track=...``): never needed, never a reason to stop.
+"""Copies of a run's figures for TensorBoard, MLflow or Weights & Biases (``track=...``). Optional: errors never stop the run.
 
 Everything stays on this machine unless the tracker's own variables say otherwise (``MLFLOW_TRACKING_URI``, ``WANDB_MODE``).
 """
@@ -22,17 +22,17 @@ PACKAGES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb
 
 
 class Tracker(Protocol):
-    """Where figures go: a round at a time, then the end."""
+    """Receives the figures of each round and of the end of the run."""
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Record figures of a round, or of the end of the run."""
+        """Record the figures of a round or of the end of the run."""
 
     def close(self, finished: bool) -> None:
-        """Write out what is left; a run that was interrupted is not ``finished`` and may go on later."""
+        """Flush; an interrupted run is not ``finished`` and may be resumed later."""
 
 
 def check_tracking(track: str) -> None:
-    """Refuse a tracker whose package is absent, before any work is done."""
+    """Raise an error if the tracker's package is missing, before any work is done."""
     if track == "none":
         return
     try:
@@ -60,7 +60,7 @@ def figures_of(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def closing_figures(result: RunResult) -> dict[str, float]:
-    """What a finished run is judged by."""
+    """The headline figures of a finished run."""
     known = {"accuracy/global": result.global_accuracy, "accuracy/local_mean": result.local_accuracy}
     known |= {f"accuracy/{name}": client.local_accuracy for name, client in result.clients.items()}
     return {name: value for name, value in known.items() if value is not None}
@@ -142,7 +142,7 @@ TRACKERS: dict[str, Callable[[RunConfig, RunFolder, int], Tracker]] = {
 
 
 class Tracking:
-    """A run's tracker, if it has one; the first error of a tracker is said once and ends the tracking, not the run."""
+    """A run's tracker, if it has one; its first error is shown once and ends the tracking but not the run."""
 
     def __init__(self, tracker: Tracker | None, say: Callable[[str], None]) -> None:
         self._tracker, self._say = tracker, say
@@ -158,7 +158,7 @@ class Tracking:
         self._try(lambda tracker: tracker.log(closing_figures(result), result.rounds))
 
     def close(self) -> None:
-        """Write out what is left, and whether the run came to its end."""
+        """Flush, and record whether the run finished."""
         self._try(lambda tracker: tracker.close(self._finished))
 
     def _try(self, action: Callable[[Tracker], None]) -> None:
@@ -169,7 +169,7 @@ class Tracking:
         except Exception as error:  # a tracker raises what it likes, and the run is worth more than its copy
             self._tracker = None
             self._say(
-                f"warning: tracking stopped ({_one_line(error)}); the run goes on, its figures are in metrics.jsonl"
+                f"warning: tracking stopped ({_one_line(error)}); the run continues, and its figures are in metrics.jsonl"
             )
 
 
@@ -182,7 +182,7 @@ def tracking(config: RunConfig, folder: RunFolder, rounds_done: int, say: Callab
             tracker = TRACKERS[config.track](config, folder, rounds_done)
         except Exception as error:  # as above
             raise RunError(
-                f"track={config.track} cannot start ({_one_line(error)}); put that right, or use track=none"
+                f"track={config.track} cannot start ({_one_line(error)}); fix that, or use track=none"
             ) from error
     found = Tracking(tracker, say)
     try:

@@ -1,4 +1,4 @@
-"""A device file behind a small HTTP service, for one machine and its neighbours; needs the ``serve`` extra."""
+"""A device file behind a small HTTP service, for one machine or a local network; needs the ``serve`` extra."""
 
 from fedqssl.serve.limits import Limits
 

@@ -24,7 +24,7 @@ from fedqssl.device.pictures import from_encoded
 from fedqssl.serve.limits import Gate, Limits
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "MPO")
-"""What is decoded; pillow knows more, some of it by starting other programs."""
+"""Formats that are decoded; pillow knows more, some of which start other programs."""
 _SHOWN_NAME = 200
 DESCRIPTION = """<!doctype html><html lang=en><meta charset=utf-8><title>fedqssl: description</title>
 <style>body{{font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}}</style>
@@ -47,13 +47,13 @@ class Answer(BaseModel):
 
 
 class Answers(BaseModel):
-    """One answer per image, in their order."""
+    """One prediction per image, in the same order."""
 
     predictions: list[Answer]
 
 
 class Worker:
-    """Decodes and predicts, one request at a time: the model's scratch buffers are not for sharing."""
+    """Decodes and predicts one request at a time: the model's buffers cannot be shared between threads."""
 
     def __init__(self, model: DeviceModel, limits: Limits) -> None:
         self.model, self.limits, self.lock = model, limits, threading.Lock()
@@ -86,13 +86,13 @@ class Worker:
 
 
 def _shown(name: str | None, number: int) -> str:
-    """A file's name as it may be repeated to the caller."""
+    """A file's name, made safe to repeat to the caller."""
     text = (name or f"image {number}").encode("utf-8", "replace").decode()
     return "".join(c if c.isprintable() else "?" for c in text[:_SHOWN_NAME])
 
 
 def _errors(app: FastAPI) -> None:
-    """All errors as ``{"error": one line}``; nothing of the inside is told."""
+    """All errors as ``{"error": one line}``; internal details are not revealed."""
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
@@ -111,7 +111,7 @@ def _errors(app: FastAPI) -> None:
 
 
 def _described(app: FastAPI) -> str:
-    """A plain page of the OpenAPI description, which loads nothing from elsewhere."""
+    """A plain page with the API description, which loads nothing from other sites."""
     rows = []
     for path, methods in app.openapi()["paths"].items():
         for method, entry in methods.items():
@@ -130,11 +130,11 @@ def make_app(model: DeviceModel, limits: Limits | None = None, hosts: tuple[str,
     @app.post("/predict")
     async def predict(
         images: Annotated[list[UploadFile], File(description="Image files of any size.")],
-        top: Annotated[int, Query(ge=1, le=1000, description="Classes to name per image.")] = 3,
+        top: Annotated[int, Query(ge=1, le=1000, description="Number of classes to return for each image.")] = 3,
     ) -> Answers:
         """Classify one or more images, sent as multipart form files named images."""
         if len(images) > limits.images:
-            raise HTTPException(413, f"{len(images)} images are more than {limits.images}; send them in parts")
+            raise HTTPException(413, f"{len(images)} images are more than {limits.images}; send fewer at a time")
         uploads = [(_shown(file.filename, i), await file.read()) for i, file in enumerate(images)]
         return await run_in_threadpool(worker.answer, uploads, top)
 

@@ -1,4 +1,4 @@
-"""What a request may cost: bytes, pictures, pixels, requests per second; checked before any work is done."""
+"""Limits on requests: bytes, pictures, pixels, requests per second; checked before any work is done."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ HEADERS = (
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one service.
+    """The limits of one service.
 
     Args:
         request_bytes: largest request.
         images: pictures in a request.
         pixels: of one picture, before it is decoded (a decompression bomb is small until then).
-        rate: requests per second of one caller, in the long run.
+        rate: requests per second of one caller, on average.
         burst: requests of one caller at once.
     """
 
@@ -47,7 +47,7 @@ class Limits:
 
 
 class TooLargeError(Exception):
-    """A request went past ``request_bytes`` while it was read."""
+    """A request exceeded ``request_bytes`` while it was read."""
 
 
 class Bucket:
@@ -67,9 +67,9 @@ class Bucket:
 
 
 class Gate:
-    """ASGI middleware: refuses what is too large, too often, or asked for under a strange host name.
+    """ASGI middleware: rejects requests that are too large, too frequent, or addressed to an unknown host name.
 
-    The last keeps a web page elsewhere from reaching a service on this machine by a name that it controls.
+    The last check keeps a web page from reaching a service on this machine under a name that it controls (DNS rebinding).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Gate:
         self.callers: dict[str, Bucket] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
+        """Serve one request, or reject it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -110,7 +110,7 @@ class Gate:
         return f"the request is larger than {self.limits.request_bytes:,} bytes; send fewer or smaller images"
 
     def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[int, str, float] | None:
-        """Status, error and seconds to wait, if the request is not to be served."""
+        """Status, error and seconds to wait, if the request is rejected."""
         if self.hosts is not None and _host(headers.get(b"host", b"")) not in self.hosts:
             return 400, f"this service answers to {', '.join(self.hosts)} only", 0.0
         wait = self._bucket(scope).take(self.clock())

@@ -1,4 +1,4 @@
-"""Run the service: bind first, so that a taken port is an error in one line."""
+"""Run the service: bind first, so that a port in use gives a one-line error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_serve() -> None:
-    """One line that names the extra, if it is not installed."""
+    """Raise a one-line error that names the extra if it is not installed."""
     for name in ("fastapi", "PIL", "python_multipart", "uvicorn"):
         import_extra(name, name, "serving", "serve")
 

@@ -17,7 +17,7 @@ from fedqssl.ssl.vicreg import expander, vicreg
 
 @dataclass(frozen=True)
 class Objective:
-    """What is trained without labels.
+    """A self-supervised objective.
 
     Args:
         name: its name in configurations.

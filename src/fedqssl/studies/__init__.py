@@ -1,1 +1,1 @@
-"""What serves papers and benchmarks and no device needs: ``paper`` (tables and figures), ``theory``, ``bench``."""
+"""Code for papers and benchmarks that no device needs: ``paper`` (tables and figures), ``theory``, ``bench``."""

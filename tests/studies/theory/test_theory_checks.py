@@ -80,5 +80,5 @@ def test_without_matplotlib_figures_are_skipped_with_a_word(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     said: list[str] = []
     write(tmp_path, json.loads((folder / "theory.json").read_text()), said.append)
-    assert said == ["no figures: matplotlib is missing; pip install 'fedqssl[plots]'"]
+    assert said == ["no figures: matplotlib is not installed; pip install 'fedqssl[plots]'"]
     assert not list(tmp_path.glob("*.png")) and "![" not in (tmp_path / "summary.md").read_text()

@@ -42,7 +42,7 @@ def test_one_check_from_the_command_line_and_no_silent_overwriting(tmp_path: Pat
         (["--bits", "8..4"], "empty range"),
         (["--rank", "33"], "rank m must lie in 1..32"),
         (["--rank", "0"], "rank m must lie in 1..32"),
-        (["--seeds", "1"], "seeds must be at least 2"),
+        (["--seeds", "1"], "at least 2 seeds are needed"),
         (["--rounds", "1"], "rounds must be at least 10"),
         (["--clients", "1"], "at least 2 clients"),
     ],
@@ -60,9 +60,9 @@ def test_bad_input_is_one_clear_line(
 def test_representability_needs_a_run(tmp_path: Path) -> None:
     for words in (["representability"], ["lemma1", str(tmp_path)]):
         refused = RUN.invoke(app, ["theory", *words, "--out", str(tmp_path / "out")])
-        assert isinstance(refused.exception, ValueError) and "representability needs a run's folder" in str(
-            refused.exception
-        )
+        assert isinstance(
+            refused.exception, ValueError
+        ) and "only representability takes a run's folder, and it needs one" in str(refused.exception)
     empty = RUN.invoke(app, ["theory", "representability", str(tmp_path / "no"), "--out", str(tmp_path / "out")])
     assert isinstance(empty.exception, ValueError) and "is not a run" in str(empty.exception)
 

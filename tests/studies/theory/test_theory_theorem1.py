@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedqssl.studies.theory import Settings
-from fedqssl.studies.theory.fedavg import Precision, Steps, initial_weights, run_fedavg
+from fedqssl.studies.theory.fedavg import Steps, TheoryPrecision, initial_weights, run_fedavg
 from fedqssl.studies.theory.model import covariance, gradient, minimum, objective, weak_convexity
 from fedqssl.studies.theory.moreau import check_smoothness, moreau
 from fedqssl.studies.theory.randomness import generator
@@ -73,7 +73,7 @@ def test_smoothness_region() -> None:
 def test_full_precision_fedavg_is_gradient_descent() -> None:
     X = [_X(0), _X(1)]
     w0, p = initial_weights(2, 8, generator(0, "w")), torch.tensor([3.0, 1.0])
-    trace = run_fedavg(w0, X, Steps(0.01), 5, Precision(32), generator(0, "r"), p)
+    trace = run_fedavg(w0, X, Steps(0.01), 5, TheoryPrecision(32), generator(0, "r"), p)
     w = w0
     for _ in range(5):
         w = w - 0.01 * gradient(w, 0.75 * X[0] + 0.25 * X[1])
@@ -88,11 +88,11 @@ def test_steps_shrink_with_the_root_of_t() -> None:
 
 def test_quantized_fedavg_stays_on_r_bit_grids_and_approaches_float() -> None:
     X, w0 = [_X(0), _X(1)], initial_weights(2, 8, generator(0, "w"))
-    coarse = run_fedavg(w0, X, Steps(0.01), 20, Precision(2), generator(0, "r"))
+    coarse = run_fedavg(w0, X, Steps(0.01), 20, TheoryPrecision(2), generator(0, "r"))
     assert all(len(w.unique()) <= 4 for w in coarse.iterates)
-    full = run_fedavg(w0, X, Steps(0.01), 20, Precision(32), generator(0, "r")).final
+    full = run_fedavg(w0, X, Steps(0.01), 20, TheoryPrecision(32), generator(0, "r")).final
     gaps = [
-        float((run_fedavg(w0, X, Steps(0.01), 20, Precision(b), generator(0, "r")).final - full).norm())
+        float((run_fedavg(w0, X, Steps(0.01), 20, TheoryPrecision(b), generator(0, "r")).final - full).norm())
         for b in (4, 8, 14)
     ]
     assert gaps[0] > gaps[1] > gaps[2] and gaps[2] < 0.01
@@ -100,30 +100,32 @@ def test_quantized_fedavg_stays_on_r_bit_grids_and_approaches_float() -> None:
 
 def test_mixed_bitwidths_average_what_clients_hold() -> None:
     X, w0 = [_X(0), _X(1)], initial_weights(2, 8, generator(0, "w"))
-    trace = run_fedavg(w0, X, Steps(0.01), 3, Precision((2, 12)), generator(0, "r"))
+    trace = run_fedavg(w0, X, Steps(0.01), 3, TheoryPrecision((2, 12)), generator(0, "r"))
     assert all(len(w.unique()) > 4 for w in trace.iterates)
     with pytest.raises(ValueError, match="3 bitwidths for 2 clients"):
-        run_fedavg(w0, X, Steps(0.01), 3, Precision((2, 12, 4)), generator(0, "r"))
+        run_fedavg(w0, X, Steps(0.01), 3, TheoryPrecision((2, 12, 4)), generator(0, "r"))
     with pytest.raises(ValueError, match="from 1 to 16"):
-        run_fedavg(w0, X, Steps(0.01), 3, Precision(0), generator(0, "r"))
+        run_fedavg(w0, X, Steps(0.01), 3, TheoryPrecision(0), generator(0, "r"))
 
 
 def test_divergence_is_named() -> None:
     X, w0 = [_X(0)], initial_weights(2, 8, generator(0, "w"), 1.0)
     with pytest.raises(ValueError, match="diverged in round"):
-        run_fedavg(w0, X, Steps(5.0), 50, Precision(32), generator(0, "r"))
+        run_fedavg(w0, X, Steps(5.0), 50, TheoryPrecision(32), generator(0, "r"))
 
 
 def test_same_generator_same_run() -> None:
     X, w0 = [_X(0), _X(1)], initial_weights(2, 8, generator(0, "w"))
-    a, b = (run_fedavg(w0, X, Steps(0.01), 5, Precision(4), generator(7, "r")).final for _ in range(2))
+    a, b = (run_fedavg(w0, X, Steps(0.01), 5, TheoryPrecision(4), generator(7, "r")).final for _ in range(2))
     assert torch.equal(a, b)
 
 
 def test_both_sides_by_hand() -> None:
     problem = make_problem(SMALL)
     w0 = initial_weights(3, 12, generator(0, "w"))
-    traces = [run_fedavg(w0, problem.X, Steps(0.02, "sqrt"), 4, Precision(6), generator(s, "r")) for s in range(2)]
+    traces = [
+        run_fedavg(w0, problem.X, Steps(0.02, "sqrt"), 4, TheoryPrecision(6), generator(s, "r")) for s in range(2)
+    ]
     sides = compare(traces, problem)
     alphas, rho, bar = [0.02 / math.sqrt(t + 1) for t in range(4)], problem.rho, problem.rho_bar
     left = [

@@ -1,7 +1,7 @@
 """Flower carries the same bytes: a ServerApp's and a ClientApp's side of it, and its simulation on Ray as an engine.
 
-Nothing here knows an algorithm. ``wire`` says what is in a message, ``exchange`` sends and waits, ``client`` is the ClientApp,
-``engine`` makes an engine of an exchange, ``simulation`` runs all of it on Ray. Real machines: :mod:`fedqssl.deploy`.
+Nothing here knows algorithms. ``wire`` says what is in a message, ``exchange`` sends and waits, ``client`` is the ClientApp,
+``engine`` turns an exchange into an engine, ``simulation`` runs all of it on Ray. Real machines: :mod:`fedqssl.deploy`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""No telemetry, no look for updates, nothing installed at run time; for this process and those that it starts."""
+"""No telemetry, no update checks, nothing installed at run time; for this process and those that it starts."""
 
 
 def check_flower() -> None:
-    """One line that names the extra, if it is not installed; to be called before Flower is imported."""
+    """Raise a one-line error that names the extra if it is not installed; call it before importing Flower."""
     for name in ("flwr", "ray", "cryptography"):
         if importlib.util.find_spec(name) is None:
             raise MissingExtraError(f"this needs {name}: pip install 'fedqssl[flower]'")
@@ -32,7 +32,7 @@ def check_flower() -> None:
 
 
 def hush(log: Path | None = None) -> None:
-    """Keep Flower's and Ray's running commentary off the terminal, or in a file: what a person should see we say ourselves."""
+    """Keep the log output of Flower and Ray off the terminal, or in a file: we print what users should see ourselves."""
     for name in ("flwr", "ray"):
         logging.getLogger(name).setLevel(logging.CRITICAL if log is None else logging.WARNING)
     if log is not None:

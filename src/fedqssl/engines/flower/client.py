@@ -1,4 +1,4 @@
-"""The ClientApp: unpack, let the client's role do its work, pack. Images and what is kept are the role's business."""
+"""The ClientApp: unpack a message, let the client do its work, pack the reply. The client owns its images and its state."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from fedqssl.federated.client import ClientMetrics
 from fedqssl.lowbit import NonFiniteError
 
 
-class Role(Protocol):
+class ClientProtocol(Protocol):
     """A client as the adapter sees it."""
 
     def capabilities(self) -> Capabilities:
         """What the server may know."""
 
     def train(self, request: Request, payload: bytes) -> tuple[bytes, ClientMetrics]:
-        """A round: the model that came, the model (or update) that goes back."""
+        """Train a round: from the received model to the model (or update) to send back."""
 
     def evaluate(self, request: Request, payload: bytes) -> float | None:
         """The accuracy of the client's final model on its own held-out images, if it has labels."""
 
 
-def client_app(role_of: Callable[[Context], Role]) -> ClientApp:
-    """A ClientApp around a role, which is made (or found again) for every message."""
+def client_app(client_of: Callable[[Context], ClientProtocol]) -> ClientApp:
+    """A ClientApp around a client, which ``client_of`` creates (or looks up) for every message."""
     app = ClientApp()
 
     @app.query("capabilities")
     def capabilities(message: Message, context: Context) -> Message:
-        return Message(pack(role_of(context).capabilities()), reply_to=message)
+        return Message(pack(client_of(context).capabilities()), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        role, (request, payload) = role_of(context), unpack(message.content, Request)
-        echo = request.run, request.nonce, int(request.order["round_number"]), role.capabilities().samples
+        client, (request, payload) = client_of(context), unpack(message.content, Request)
+        echo = request.run, request.nonce, int(request.order["round_number"]), client.capabilities().samples
         try:
-            trained, found = role.train(request, payload)
+            trained, found = client.train(request, payload)
         except NonFiniteError as error:  # names a tensor of the model, nothing of the data
             return Message(pack(Reply(*echo, failed=str(error))), reply_to=message)
         reply = Reply(*echo, found.losses, found.skipped_steps, found.seconds)
@@ -47,8 +47,8 @@ def client_app(role_of: Callable[[Context], Role]) -> ClientApp:
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        role, (request, payload) = role_of(context), unpack(message.content, Request)
-        echo = request.run, request.nonce, int(request.order["round_number"]), role.capabilities().samples
-        return Message(pack(Reply(*echo, accuracy=role.evaluate(request, payload))), reply_to=message)
+        client, (request, payload) = client_of(context), unpack(message.content, Request)
+        echo = request.run, request.nonce, int(request.order["round_number"]), client.capabilities().samples
+        return Message(pack(Reply(*echo, accuracy=client.evaluate(request, payload))), reply_to=message)
 
     return app

@@ -30,11 +30,11 @@ class FlowerEngine:
 
     Args:
         context: the run; of it, its deadline and the names of its classes are used.
-        run: the run's own number, which clients repeat.
-        exchange: what carries the messages, if it is there already.
-        tick: told how many replies have come.
+        run: the run's own id, which clients repeat.
+        exchange: carries the messages; may be given later.
+        tick: called with the number of replies received.
 
-    ``nodes`` are the clients that are connected, ``known`` what they told when they joined.
+    ``nodes`` are the clients that are connected, ``known`` what they reported when they joined.
     """
 
     def __init__(self, context: Context, run: str, exchange: Exchange | None = None, tick: Tick = no_tick) -> None:
@@ -47,12 +47,12 @@ class FlowerEngine:
 
     @property
     def exchange(self) -> Exchange:
-        """What carries the messages."""
+        """The exchange that carries the messages."""
         assert self._exchange is not None, "the engine is not open"
         return self._exchange
 
     def discover(self, nodes: Mapping[str, int], deadline: float | None = None) -> dict[str, Capabilities | str]:
-        """What these nodes tell of themselves, or why they do not; the keys are the caller's names for them."""
+        """What these clients report about themselves, or why they did not answer; keyed by the caller's names for them."""
         blank = {key: pack(Request(self.run, "", {})) for key in nodes}
         replies, failed = self.exchange.ask(QUERY, blank, nodes, deadline)
         found: dict[str, Capabilities | str] = dict(failed)
@@ -69,9 +69,9 @@ class FlowerEngine:
         return {name: (payload, reply.metrics()) for name, (reply, payload) in found.items()}, failed
 
     def accuracies(self, context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
-        """Hand every client its final model; what those with labels measure on their own images.
+        """Hand every client its final model; returns the accuracies that clients with labels measure on their own images.
 
-        ``unserved`` then says who has not got it, and why.
+        Afterwards ``unserved`` says which clients did not receive it, and why.
         """
         found, self.unserved = self._ask(EVALUATE, payloads, context.job(context.config.rounds, 0.0))
         given = {name: reply.accuracy for name, (reply, _) in found.items()}
@@ -80,7 +80,7 @@ class FlowerEngine:
     def _ask(
         self, kind: str, payloads: Mapping[str, bytes], job: Job
     ) -> tuple[dict[str, tuple[Reply, bytes]], dict[str, str]]:
-        """Replies that answer what was asked, and reasons of those that failed or answered something else."""
+        """Valid replies to the request, and why the other clients failed."""
         about = job.to_json(), self.class_names
         requests = {n: Request(self.run, secrets.token_hex(16), *about) for n in sorted(payloads)}
         contents = {n: pack(requests[n], payloads[n]) for n in requests}

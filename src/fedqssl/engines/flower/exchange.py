@@ -1,4 +1,4 @@
-"""The plain loop of the server's side: send each node its own message, take replies in any order, give up at a deadline."""
+"""The server's loop: send each client its own message, accept replies in any order, give up at a deadline."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from flwr.serverapp import Grid
 from fedqssl.engines.flower.wire import plain
 
 TTL = 7 * 24 * 3600.0
-"""Seconds for which a message without a deadline may wait for its node."""
+"""Seconds for which a message without a deadline may wait for its client."""
 GRACE = 60.0
-"""Seconds for which Flower keeps a message beyond our deadline, so that it is we who say that a reply is late."""
+"""Seconds for which Flower keeps a message beyond our deadline, so that we, not Flower, report a late reply."""
 REASONS = {
     2: "it raised an error",
     3: "its reply did not arrive in full",
     4: "its reply did not arrive",
-    5: "it went away",
+    5: "it disconnected",
     8: "it crashed",
 }
-"""Of failures that Flower reports by number."""
+"""Descriptions of the failures that Flower reports by number."""
 
 
 CARRIER = (OSError, httpx.TransportError)
-"""Errors of whatever carries the messages. Any other that comes of reading a reply is that reply's own fault."""
+"""Errors of the transport. Any other error raised while reading a reply is caused by that reply."""
 
 Arrivals = queue.SimpleQueue[tuple[Sequence[str], Message | Exception]]
-"""A reply, or what went wrong, with the messages that were asked about."""
+"""A reply or an error, with the messages that were polled."""
 
 
 class ExchangeError(RuntimeError):
-    """Nobody carries messages any more."""
+    """The transport has ended."""
 
 
 class Exchange:
@@ -43,10 +43,10 @@ class Exchange:
 
     Args:
         grid: Flower's.
-        poll: seconds between two looks for replies.
-        alive: whether whatever carries the messages still runs.
-        apart: look for every reply in a thread of its own. Over a network, Flower's look waits until a reply that has begun
-            to arrive is there in full (for up to three minutes), and nobody else's should wait with it.
+        poll: seconds between two polls for replies.
+        alive: whether the transport is still running.
+        apart: poll for every reply in its own thread. Over a network, Flower's poll blocks until a reply that has begun to
+            arrive is complete (up to three minutes), and other clients' replies should not wait for it.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Exchange:
         deadline: float | None = None,
         done: Callable[[int], None] = lambda count: None,
     ) -> tuple[dict[str, RecordDict], dict[str, str]]:
-        """Replies by name, and why there is none of the others.
+        """Replies by name, and why the others are missing.
 
-        Failures are told apart by the message they reply to: an error that Flower makes itself does not name its node.
+        Failures are matched by the message they reply to: an error created by Flower itself does not name its client.
         """
         waiting, failed = self._send(kind, contents, nodes, TTL if deadline is None else deadline + GRACE)
         replies: dict[str, RecordDict] = {}
@@ -80,7 +80,7 @@ class Exchange:
                 except queue.Empty:
                     found = None
                 if not self.alive():
-                    raise ExchangeError("what carries the messages has ended")
+                    raise ExchangeError("the connection to the clients has ended")
                 if found is not None:
                     _file(about, found, waiting, replies, failed)
                     done(len(replies) + len(failed))
@@ -92,7 +92,7 @@ class Exchange:
     def _send(
         self, kind: str, contents: Mapping[str, RecordDict], nodes: Mapping[str, int], ttl: float
     ) -> tuple[dict[str, str], dict[str, str]]:
-        """Names by the message that is on its way to them, and why there is none to the others."""
+        """Client names by message id, and why no message could be sent to the others."""
         failed = {name: "it is not connected" for name in contents if name not in nodes}
         waiting: dict[str, str] = {}
         for name in contents:
@@ -106,7 +106,7 @@ class Exchange:
         return waiting, failed
 
     def _listen(self, ids: Sequence[str], arrived: Arrivals, enough: threading.Event, expected: int) -> None:
-        """Put replies to these messages, or what went wrong, into the queue; rarer looks where many threads look."""
+        """Put replies to these messages, or errors, into the queue; polls less often if many threads poll."""
         missing = set(ids)
         pause = max(self.poll, 0.02 * expected) if self.apart else self.poll
         try:
@@ -127,7 +127,7 @@ def _file(
     replies: dict[str, RecordDict],
     failed: dict[str, str],
 ) -> None:
-    """Put a reply, or what is wrong with it, under its sender's name."""
+    """Store a reply, or what is wrong with it, under its sender's name."""
     if isinstance(found, Exception):
         if isinstance(found, CARRIER) or len(ids) != 1:
             raise found
@@ -143,7 +143,7 @@ def _file(
 
 
 def reason(message: Message) -> str:
-    """Why Flower has an error in place of a reply."""
+    """Why Flower returned an error instead of a reply."""
     error = message.error
     known = REASONS.get(error.code, f"Flower's error {error.code}")
     return f"{known}: {plain(error.reason)}" if error.reason else known

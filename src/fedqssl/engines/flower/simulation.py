@@ -1,7 +1,7 @@
-"""``engine = "flower-sim"``: every client a Flower node whose ClientApp runs in Ray's processes, here or on a Ray cluster.
+"""``engine = "flower-sim"``: every client is a Flower node whose ClientApp runs in Ray's processes, here or on a Ray cluster.
 
 ``workers`` clients train at the same time, with ``client_cpus`` cores each; with ``RAY_ADDRESS`` set, as many as the cluster
-holds. Each process reads the data set for itself, so it must lie at the same place on every machine.
+holds. Each process reads the data set for itself, so it must be in the same place on every machine.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ START = 300.0
 
 @functools.lru_cache(maxsize=1)
 def _simulation(config: RunConfig) -> Simulation:
-    """Once per process."""
+    """Built once per process."""
     torch.set_num_threads(config.threads)
     keep_freed_memory()
     return build_simulation(config)
 
 
-class SimulatedRole:
-    """A client of the run's own partition; it keeps nothing between rounds, as in process."""
+class SimulatedClient:
+    """A client of the run's own partition; keeps nothing between rounds, like the in-process engine."""
 
     def __init__(self, config: RunConfig, number: int) -> None:
         self.simulation = _simulation(config)
@@ -58,20 +58,20 @@ class SimulatedRole:
         return Capabilities(self.name, self.simulation.bits[self.name], len(split.train), len(split.test))
 
     def train(self, request: Request, payload: bytes) -> tuple[bytes, ClientMetrics]:
-        """A round."""
+        """Train a round."""
         return perform(request.job(trust=True), payload, self.simulation.client(self.name))
 
     def evaluate(self, request: Request, payload: bytes) -> float | None:
-        """Nothing: in a simulation the server has the labels, and judges all clients' models itself."""
+        """None: in a simulation the server has the labels and evaluates all clients' models itself."""
         return None
 
 
-def _role(config: RunConfig, context: FlowerContext) -> SimulatedRole:
-    return SimulatedRole(config, int(context.node_config["partition-id"]))
+def _client(config: RunConfig, context: FlowerContext) -> SimulatedClient:
+    return SimulatedClient(config, int(context.node_config["partition-id"]))
 
 
 class FlowerSimulation(FlowerEngine):
-    """Ray starts when this is entered and ends when it is left."""
+    """Ray starts on entering this context manager and ends on leaving it."""
 
     def __init__(self, simulation: Simulation, workers: int, tick: Tick) -> None:
         super().__init__(simulation, uuid.uuid4().hex, None, tick)
@@ -101,7 +101,7 @@ class FlowerSimulation(FlowerEngine):
         try:
             run_simulation(
                 app,
-                client_app(functools.partial(_role, config)),
+                client_app(functools.partial(_client, config)),
                 len(self.simulation.bits),
                 backend_config=resources,
             )
@@ -121,7 +121,7 @@ class FlowerSimulation(FlowerEngine):
         return self
 
     def _find_clients(self) -> None:
-        """Who is behind which node: ids change from run to run."""
+        """Find out which client is behind which Flower node: ids change from run to run."""
         wanted = len(self.simulation.bits)
         pause = threading.Event()
         while len(ids := [*self.exchange.grid.get_node_ids()]) < wanted:
@@ -142,7 +142,7 @@ class FlowerSimulation(FlowerEngine):
 
 
 def _root(error: BaseException | None) -> str:
-    """What went wrong first: Flower wraps it twice."""
+    """The original error: Flower wraps it twice."""
     while error is not None and error.__cause__ is not None:
         error = error.__cause__
     return "no answer" if error is None else " ".join(str(error).split())

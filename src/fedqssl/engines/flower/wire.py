@@ -1,4 +1,4 @@
-"""What is in a message: our payload bytes as an array of a type of our own, and one small JSON text about them.
+"""The content of a message: our payload bytes as an array of our own type, and one small JSON text about them.
 
 Flower's strategies refuse to average an array whose ``stype`` they do not know, which is the guard we want. Nothing is pickled:
 records are protobuf, the text is JSON checked against the dataclasses below, the payload is checked by the algorithm.
@@ -21,22 +21,22 @@ from fedqssl.federated.perform import read_job
 
 STYPE = "fedqssl.container"
 MAX_TEXT = 1 << 16
-"""Bytes of the text about a payload; an honest one has about a thousand."""
+"""Most bytes of the text about a payload; a normal one has about a thousand."""
 MAX_FIGURE = 10**9
-"""Of a reply's counts and seconds, so that sums of them stay numbers."""
+"""Largest count or number of seconds in a reply, so that sums stay finite."""
 SHOWN = ("name", "version", "architecture", "failed")
-"""Texts from a client that end up in logs and on terminals."""
+"""Most characters of a client's texts, which end up in logs and on terminals."""
 QUERY, TRAIN, EVALUATE = "query.capabilities", "train", "evaluate"
 """The three kinds of message."""
 
 
 class WireError(ValueError):
-    """A message is not what it should be; the message says why."""
+    """A message is not valid; the error says why."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a client tells of itself, and all it tells of its data: how many images."""
+    """What a client reports about itself; about its data only the number of images."""
 
     name: str
     bits: int
@@ -52,9 +52,9 @@ class Request:
 
     Args:
         run: which run this is.
-        nonce: drawn for this message alone; the reply must repeat it.
+        nonce: drawn for this message; the reply must repeat it.
         order: the round's work.
-        class_names: what the classes of a supervised task are called; the client's labels are looked up in it.
+        class_names: what the classes of a supervised task are called; the client's labels are mapped to these.
     """
 
     run: str
@@ -63,7 +63,7 @@ class Request:
     class_names: tuple[str, ...] | None = None
 
     def job(self, *, trust: bool = False) -> Job:
-        """The round's work, checked."""
+        """The round's job, validated."""
         return read_job(self.order, trust=trust)
 
 
@@ -82,7 +82,7 @@ class Reply:
     accuracy: float | None = None
 
     def metrics(self) -> ClientMetrics:
-        """As the server's part of a run wants them."""
+        """The metrics in the form that the server part of a run expects."""
         return ClientMetrics(self.samples, self.losses, self.skipped_steps, self.seconds)
 
 
@@ -90,7 +90,7 @@ About = TypeVar("About", Capabilities, Request, Reply)
 
 
 def plain(text: str, limit: int = 300) -> str:
-    """A text from elsewhere, fit to be shown: on one line, no longer than this, with spaces for what would steer a terminal."""
+    """An untrusted text made safe to show: one line, limited length, control characters replaced by spaces."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
     return "".join(letter if letter.isprintable() else " " for letter in cut)
 
@@ -105,10 +105,10 @@ def pack(about: Capabilities | Request | Reply, payload: bytes | None = None) ->
 
 
 def unpack(records: RecordDict, kind: type[About]) -> tuple[About, bytes]:
-    """What :func:`pack` was given; no payload is an empty one.
+    """Inverse of :func:`pack`; a missing payload is returned as empty bytes.
 
     Raises:
-        WireError: these are not such records.
+        WireError: these are not valid records.
     """
     try:
         text = records["about"]["json"]
@@ -137,7 +137,7 @@ def unpack(records: RecordDict, kind: type[About]) -> tuple[About, bytes]:
 def check_reply(reply: Reply, request: Request, job: Job, samples: int) -> None:
     """Raise WireError unless this reply answers this request, from a client that has this many images.
 
-    Losses need not be finite: that of an epoch in which steps were skipped is not.
+    Losses need not be finite: an epoch with skipped steps has none that is.
     """
     figures = reply.round_number, reply.samples, reply.skipped_steps, reply.seconds
     if len(reply.losses) > job.epochs or not all(0 <= figure <= MAX_FIGURE for figure in figures):  # NaN is not

@@ -31,7 +31,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 class AlgorithmError(ValueError):
-    """There is no such algorithm; the message says what to change."""
+    """The algorithm is unknown or invalid; the message says what to change."""
 
 
 def get_algorithm(name: str) -> Algorithm:

@@ -1,4 +1,4 @@
-"""What an algorithm is: what a client does with the model it gets, and what the server does with what comes back."""
+"""What an algorithm is: what a client does with the model it receives, and what the server does with the uploads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedqssl.federated.state import State
 
 @dataclass(frozen=True)
 class Arrived:
-    """What a round brings to the server: valid uploads and sizes by client, and the run's settings for the server."""
+    """What arrives at the server in a round: valid uploads and sizes by client, and the run's settings for the server."""
 
     payloads: Mapping[str, bytes]
     samples: Mapping[str, int]
@@ -36,18 +36,18 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round of the server gives.
+    """The result of the server's part of a round.
 
     Args:
-        aggregate: the aggregated state, from which training continues; None if there is none (no federation).
-        hand_out: a state in every client's own bits; applied to the aggregate after an optimiser of the server's has
-            changed it.
-        payloads: the next model by client where there is no aggregate; clients that are not named keep what they have.
+        aggregate: the aggregated state, from which training continues; None without federation.
+        hand_out: a state in every client's own bits; applied to the aggregate after the server's optimiser, if
+            any, has changed it.
+        payloads: the next model by client if there is no aggregate; clients that are not listed keep their model.
         weights: aggregation weights by client.
         losses: de-quantization losses by client.
-        server_loss: of training that the server does without clients.
-        rejected: why uploads that looked valid were left out, by client.
-        served: what is evaluated, and handed out after the last round, if that is not the aggregate (``server.ema``).
+        server_loss: loss of the server's training without clients.
+        rejected: why valid uploads were left out, by client.
+        served: the state that is evaluated, and handed out after the last round, if it is not the aggregate (``server.ema``).
     """
 
     aggregate: State | None
@@ -61,17 +61,17 @@ class Round:
 
 
 Server = Callable[[ServerState, Arrived, ServerOperators], tuple[ServerState, Round]]
-"""The server's part of an algorithm: what it remembers and what arrived -> what it remembers next, and the round."""
+"""The server's part of an algorithm: (state, arrived, operators) -> (next state, round)."""
 
 
 def remembers_nothing(initial: State) -> ServerState:
-    """The first server state of an algorithm that has none."""
+    """The initial server state of an algorithm that keeps none."""
     return {}
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One federated algorithm and everything that is known about it (``docs/add-an-algorithm.md``).
+    """One federated algorithm with everything that the rest of the package needs to know about it (``docs/add-an-algorithm.md``).
 
     Args:
         name: its name in configurations.
@@ -81,17 +81,17 @@ class Algorithm:
         init: the server's state before the first round, from the initial float model.
         client: what a client does with its payload; Algorithm 2 on local images by default.
         check: raises ContainerError for an upload that the server must not use.
-        upload: what a client sends for a model in so many bits, if that is not its container. The cost ledger counts it; and
-            where a model is wanted back (local evaluation), such a client trains by Algorithm 2.
-        objective: what is trained, if the algorithm does not leave it to the configuration.
-        has_clients: whether clients take part at all (controls such as ``server_only`` do without).
+        upload: what a client sends for a model in so many bits, if it is not the model's container. The cost ledger counts it;
+            where the model itself is needed (local evaluation), such a client trains by Algorithm 2.
+        objective: the objective, if the algorithm does not leave it to the configuration.
+        has_clients: whether clients take part at all (not in controls such as ``server_only``).
         federates: whether models travel; if not (``local_only``), no bytes are counted.
-        work: what a round asks of clients and server, for the ledger; plain averaging by default.
+        work: the work of clients and server in a round, for the ledger; plain averaging by default.
         keeps: what a client keeps of the model that it received while it trains, for the ledger: ``proximal`` (to stay
             near it), ``update`` (to send the difference) or nothing.
-        revision: raised by one when a change to the algorithm changes its accuracies, so that old and new runs are not
+        revision: increased by one when a change to the algorithm changes its accuracies, so that old and new runs are not
             compared by mistake.
-        control: whether it is there to be compared with, not to be used.
+        control: whether it exists only for comparison.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Control: all clients' images in one place, full precision.
 
-The ceiling: what ``fed_qssl`` lacks of it is what federation and few bits cost.
+The upper bound: the gap to ``fed_qssl`` is the price of federation and few bits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fedqssl.federated.algorithms.work import RoundWork, without_clients
 
 
 def central(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
-    """E epochs a round over the union of the clients' images; then as handed out by Fed-QSSL's server."""
+    """E epochs per round over the union of the clients' images; then handed out as by Fed-QSSL's server."""
     w, loss = operators.train(operators.before(), "everywhere", arrived.local_epochs)
     return state, Round(w, operators.requantize, server_loss=loss)
 

@@ -1,7 +1,7 @@
 """Fed-QSSL: personalized federated learning under bitwidth and data heterogeneity (Chen, Vikalo, Wang).
 
 Algorithm 1, one round: clients train in s_k bits; the server de-quantizes each model on D_g, averages with ``softmax(-L_DQ)``
-weights, re-quantizes to each bitwidth. The self-supervision inside is the run's ``objective``.
+weights, re-quantizes to each bitwidth. The self-supervised loss is the run's ``objective``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Control: no federation. What ``fed_qssl`` gains over it is what federation adds.
+"""Control: no federation. The gain of ``fed_qssl`` over it is the benefit of federation.
 
 Every client trains its own model for all rounds and never sees another's. There is no aggregated model: global accuracy is the
 mean over the clients' models.

@@ -1,6 +1,6 @@
-"""Control: self-supervision on the buffer D_g alone. What ``fed_qssl`` gains over it is what the clients' images add.
+"""Control: self-supervision on the buffer D_g alone. The gain of ``fed_qssl`` over it is the benefit of the clients' images.
 
-The server spends as many full-precision epochs on the buffer as Fed-QSSL's spends on all clients' models together, then
+The server spends as many full-precision epochs on the buffer as Fed-QSSL's does on all clients' models together, then
 re-quantizes in the same way.
 """
 

@@ -1,4 +1,4 @@
-"""Control: random weights. What is below it has learnt nothing.
+"""Control: random weights. A model below it has learnt nothing.
 
 Batch-norm statistics are taken from the buffer, as every trained row has them. That makes the control stronger where a network
 is shallow (``small_cnn`` on ``scenes``: 61% against 40% without) and weaker where it is deep: a ResNet-18 as torch initialises

@@ -1,4 +1,4 @@
-"""What one round of an algorithm asks of its clients and of the server, for the cost ledger."""
+"""The work of clients and server in one round of an algorithm, for the cost ledger."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RoundWork:
         clients_train: whether clients train at all.
         traffic: whether models travel in a round.
         hands_out: whether every client gets its model once more after the last round.
-        dequantize_epochs: full-precision epochs on the buffer for every received model; 0 is one pass without updates, None
-            nothing.
+        dequantize_epochs: full-precision epochs on the buffer for every received model; 0 means one pass without updates, None
+            no pass at all.
         requantize_epochs: low-bit epochs on the buffer, once per distinct bitwidth below 32.
         buffer_epochs: full-precision epochs of one model on the buffer.
         union_epochs: full-precision epochs of one model on all clients' images.
@@ -48,7 +48,7 @@ def averaging(config: RunConfig, participants: int) -> RoundWork:
 def without_clients(
     participants: int, requantize_epochs: int, buffer_epochs: int = 0, union_epochs: int = 0
 ) -> RoundWork:
-    """Nothing travels during the rounds; the server hands out what it has trained."""
+    """Nothing travels during the rounds; the server hands out its own model at the end."""
     return RoundWork(
         participants,
         clients_train=False,

@@ -1,4 +1,4 @@
-"""What the server may do around any algorithm: step with momentum or Adam, average over rounds; one file each."""
+"""Wrappers for the server part of any algorithm: momentum, Adam, a moving average over rounds; one file each."""
 
 from fedqssl.federated.optimizers.configured import configured_server
 

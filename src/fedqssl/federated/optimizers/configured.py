@@ -1,4 +1,4 @@
-"""The server part of a run: its algorithm's, with the optimiser and the average that the settings ask for."""
+"""The server part of a run: its algorithm's, with the configured optimiser and moving average."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_LR = {"momentum": 1.0, "adam": 0.01}
 
 
 def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
-    """``server.optimizer`` steps from the model before the round, ``server.ema`` averages what it gives.
+    """``server.optimizer`` steps from the model before the round, ``server.ema`` averages the result.
 
     Raises:
         ConfigError: the algorithm aggregates nothing that could be stepped or averaged.

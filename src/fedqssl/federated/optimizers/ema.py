@@ -17,7 +17,7 @@ NAME = "ema"
 
 
 def with_ema(server: Server, beta: float) -> Server:
-    """The server with an average that keeps ``beta`` of itself in every round."""
+    """The server part with a moving average that keeps a share ``beta`` of itself in every round."""
 
     def averaged(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
         before = part_of(state, NAME)

@@ -1,4 +1,4 @@
-"""What the server's optimisers share: the aggregate as a step from the model before the round."""
+"""Shared by the server's optimisers: the aggregate read as a step from the model before the round."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from fedqssl.federated.state import State
 
 
 def softmax_weights(losses: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
-    """``p_k = softmax(-L_DQ_k / T)`` by client name; T = 1 is the paper's."""
+    """``p_k = softmax(-L_DQ_k / T)`` by client name; the paper uses T = 1."""
     if not losses:
         raise ValueError("nothing to aggregate: no client's model arrived")
     bad = [name for name, loss in losses.items() if not math.isfinite(loss)]
@@ -24,7 +24,7 @@ def softmax_weights(losses: Mapping[str, float], temperature: float = 1.0) -> di
 
 
 def average(states: Mapping[str, State], weights: Mapping[str, float]) -> State:
-    """``sum_k p_k w_k`` of every tensor, in float64 and in the order of client names: replies may come in any order.
+    """``sum_k p_k w_k`` of every tensor, in float64 and in the order of client names: replies may arrive in any order.
 
     A tensor that only some clients have (activation ranges of low-bit models) is averaged over those.
     """

@@ -1,4 +1,4 @@
-"""Full-precision training of one state in one place: what the server's controls do, and the heart of de-quantization."""
+"""Full-precision training of one state in one place: used by the server-side controls and by de-quantization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedqssl.federated.task import Task, batches, train_epoch
 from fedqssl.lowbit import LowBitSGD
 
 SETTLE_BATCHES = 100
-"""Batches behind settled batch-norm statistics: at momentum 0.1, 0.003% of the start is left."""
+"""Batches used to estimate batch-norm statistics: at momentum 0.1, 0.003% of the initial value is left."""
 
 
 def fine_tune(

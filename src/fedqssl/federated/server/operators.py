@@ -1,6 +1,6 @@
 """The server's operators in one round: everything that an algorithm's server part may do with models and the buffer.
 
-The heavy ones are jobs for a pool: functions below take what every worker has, then arguments that travel.
+The heavy ones are jobs for a pool: the functions below take what every worker shares, then the arguments of the job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Where = Literal["buffer", "everywhere"]
 
 
 class ServerContext(Protocol):
-    """What the operators need of a run: :class:`fedqssl.federated.context.Context`."""
+    """What the operators need from a run: :class:`fedqssl.federated.context.Context`."""
 
     @property
     def config(self) -> RunConfig:
@@ -50,10 +50,10 @@ class ServerContext(Protocol):
 
 
 class Jobs(Protocol):
-    """What runs jobs: :class:`fedqssl.engines.pool.Pool`."""
+    """Runs jobs: :class:`fedqssl.engines.pool.Pool`."""
 
     def tick(self, what: str, done: int, total: int) -> None:
-        """Show how far something is."""
+        """Show progress."""
 
     def run(self, what: str, function: Callable[..., Any], jobs: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:
         """``function(context, *arguments)`` of every job, by key."""
@@ -99,7 +99,7 @@ class ServerOperators:
         return read_payload(self.aggregated, 32, self.context.task)
 
     def read(self, payloads: Mapping[str, bytes]) -> dict[str, State]:
-        """The float states of models as they came."""
+        """The float states of received models."""
         return {n: read_payload(payloads[n], self.context.bits[n], self.context.task) for n in sorted(payloads)}
 
     def dequantize(self, payloads: Mapping[str, bytes]) -> dict[str, tuple[State, float]]:

@@ -1,4 +1,4 @@
-"""Re-quantization (Algorithm 1, line 14): low-bit fine-tuning on D_g, so that what is handed out is an s-bit model."""
+"""Re-quantization (Algorithm 1, line 14): low-bit fine-tuning on D_g, so that the model handed out has s bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedqssl.lowbit.layers import RangeCodes
 
 
 def requantize(state: State, bits: int, buffer: Tensor, task: Task, round_number: int, epochs: int, lr: float) -> bytes:
-    """The s-bit model of an aggregated state: the same for every client of these bits, so made once per bitwidth.
+    """The s-bit model of an aggregated state; made once per bitwidth and shared by all clients of these bits.
 
     The server has full precision, so the fine-tuning keeps float shadow weights (rule ``latent``); only codes are sent.
     At 32 bits it is the identity.
@@ -33,7 +33,7 @@ def requantize(state: State, bits: int, buffer: Tensor, task: Task, round_number
 
 @torch.no_grad()
 def _find_ranges(model: fx.GraphModule, buffer: Tensor, task: Task, round_number: int) -> None:
-    """Activation ranges of the buffer's views, for a state that comes without: full-precision models have none.
+    """Activation ranges of the buffer's views, for a state without them: full-precision models have none.
 
     Nothing else changes; an empty range would hand out a model whose head sees zeros.
     """

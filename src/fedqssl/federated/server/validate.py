@@ -12,7 +12,7 @@ Check = Callable[[bytes, int, Task], None]
 """(upload, the client's bits, task) -> nothing, or a ContainerError that says what is wrong."""
 
 SLACK = 2.0
-"""An honest model is as long as ours, but for floats that travel as 16 or 32 bits."""
+"""A valid model is as long as ours, except that floats may travel as 16 or 32 bits."""
 
 
 def check_model(payload: bytes, bits: int, task: Task) -> None:

@@ -54,7 +54,7 @@ def use(choice: str) -> Iterator[None]:
 
 
 def describe() -> dict[str, object]:
-    """What runs and why: for ``fedqssl doctor`` and for the settings of a benchmark."""
+    """The active backend and why: for ``fedqssl doctor`` and for the settings of a benchmark."""
     from fedqssl.quant.kernels import intconv
 
     return {

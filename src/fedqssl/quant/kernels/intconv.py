@@ -71,5 +71,5 @@ def available() -> bool:
 
 
 def detail() -> str:
-    """What the probe found, in words."""
+    """The result of the probe as text."""
     return _probe()[1]

@@ -1,4 +1,4 @@
-"""What carrying a round costs: CPU time outside training, evaluation and packing; and what a second worker brings."""
+"""The overhead of a round: CPU time outside training, evaluation and packing; and the gain from a second worker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _counted(spent: dict[str, float]) -> Iterator[None]:
 
 
 def overhead(context: Simulation, rounds: int) -> dict[str, float]:
-    """CPU seconds by kind of ``rounds`` rounds in one process, checkpoints included, after one round of warm-up."""
+    """CPU seconds of ``rounds`` rounds by kind of work, in one process, including checkpoints, after one warm-up round."""
     spent = dict.fromkeys(WORK, 0.0)
     with tempfile.TemporaryDirectory() as place, Pool(context) as pool:
         engine = InProcess(pool)

@@ -1,4 +1,4 @@
-"""What Flower's simulation on Ray adds to a round: the same clients' training in process and through it, in turns."""
+"""What Flower's simulation on Ray adds to a round: the same clients are trained in process and through Ray, alternating."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedqssl.studies.bench.records import Record, settings_of, value_rows
 
 
 def run(config: RunConfig, repeats: int = 7) -> Record:
-    """Wall seconds of a round's client phase on both engines after one round of warm-up, and of the simulation's start."""
+    """Wall seconds of a round's client phase on both engines after one warm-up round, and of starting the simulation."""
     context = build_simulation(config)
     payloads, rate = first_checkpoint(context).payloads, learning_rate(config, 0)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Seconds until a device can load a model: how long imports take in a fresh process, beside torch alone."""
+"""Seconds until a device can load a model: how long imports take in a fresh process, compared with torch alone."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def run(
     """Measure a forward pass of ResNet-18 with classifier on one batch.
 
     ``speedup`` is fp32's CPU time / the variant's, the median over interleaved repeats; ``integer_layers`` counts
-    convolutions that run on integers, exactly. ``model_bytes`` is the stored model, ``peak_bytes`` what a call needs besides.
+    convolutions that run on integers, exactly. ``model_bytes`` is the stored model, ``peak_bytes`` what a call needs in addition.
     """
     x = pictures(images)
     wanted = [FP32, *(f"fedqssl-{s}" for s in bits), *(PEERS if peers else ())]
@@ -165,7 +165,7 @@ def run(
 
 
 def _peak_apart(name: str, width: int, images: int, threads: int) -> int | None:
-    """How far one call rises above what its process holds before it; in a process of its own, as in ``bench memory``."""
+    """Memory that one call adds to its process; measured in a separate process, as in ``bench memory``."""
     done = measuring_process("inference", name, width, images, threads)
     return int(done.stdout) if done.returncode == 0 else None
 

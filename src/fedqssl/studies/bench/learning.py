@@ -1,7 +1,7 @@
 """Does low-bit training learn? SimCLR on real images at several bitwidths, paired by seed with plain fp32.
 
 Every cell (bits, seed) starts from the same float weights, sees the same images in the same order through the same views, and
-ends in one JSON file; cells that are there are skipped, so an interrupted run resumes where it stopped.
+ends in one JSON file; existing cells are skipped, so an interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
 from fedqssl.ssl.simclr import nt_xent
 from fedqssl.ssl.views import two_views
 
-Progress = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a cell trains: the same for all bitwidths."""
+    """How a cell trains: the same for all bitwidths."""
 
     width: int
     epochs: int = 15
@@ -44,7 +44,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Cell:
+class LearningCell:
     """One result: linear-probe accuracy on the test set; ``bits`` 0 is the untrained network, 32 plain fp32."""
 
     bits: int
@@ -82,8 +82,8 @@ def train_cell(
     test: ImageSet,
     recipe: Recipe,
     options: LowBitOptions,
-    progress: Progress,
-) -> Cell:
+    progress: Say,
+) -> LearningCell:
     """Train one model (``bits`` 0: do not train) and probe it on the whole test set."""
     started = time.process_time()
     model, opt = build(32 if bits == 0 else bits, recipe, options, seed)
@@ -115,7 +115,7 @@ def train_cell(
     result = linear_probe(features[0], train.labels, features[1], test.labels, classes)
     progress(f"bits {bits} seed {seed} accuracy {100 * result.accuracy:.2f}")
     spent = time.process_time() - started
-    return Cell(bits, seed, result.accuracy, mean, spent, asdict(recipe), asdict(options))
+    return LearningCell(bits, seed, result.accuracy, mean, spent, asdict(recipe), asdict(options))
 
 
 def run_cells(
@@ -125,10 +125,10 @@ def run_cells(
     out: Path,
     recipe: Recipe,
     options: LowBitOptions,
-    progress: Progress,
+    progress: Say,
     threads: int = 1,
-) -> list[Cell]:
-    """Train every (bits, seed) that has no file in ``out`` yet; return all."""
+) -> list[LearningCell]:
+    """Train every (bits, seed) without a file in ``out``; returns all cells."""
     if train.labels is None or test.labels is None:
         raise ValueError("a linear probe needs labels in both the training and the test set")
     out.mkdir(parents=True, exist_ok=True)
@@ -139,14 +139,14 @@ def run_cells(
         if not path.exists():
             cell = train_cell(bits, seed, train, test, recipe, options, progress)
             write_atomically(path, (json.dumps(asdict(cell), indent=1) + "\n").encode())
-        cell = Cell(**json.loads(path.read_text()))
+        cell = LearningCell(**json.loads(path.read_text()))
         if cell.recipe != asdict(recipe):
-            raise ValueError(f"{path} was made with another recipe ({cell.recipe}); choose another --out")
+            raise ValueError(f"{path} was created with another recipe ({cell.recipe}); choose another --out")
         results.append(cell)
     return results
 
 
-def summary(cells: list[Cell]) -> list[tuple[str, str, str, str]]:
+def summary(cells: list[LearningCell]) -> list[tuple[str, str, str, str]]:
     """Rows of (bits, seeds, mean accuracy, mean difference to fp32 of the same seed with its standard error)."""
     fp32 = {c.seed: c.accuracy for c in cells if c.bits == 32}
     rows = []

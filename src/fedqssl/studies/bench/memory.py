@@ -24,10 +24,10 @@ _SKIPPED = 3  # exit code of a process whose peer is not available
 
 
 def run(width: int = 16, images: int = 256, bits: Sequence[int] = (4,), threads: int = 1, peers: bool = True) -> Record:
-    """Measure every variant in a process of its own; the ``*_ratio`` columns are fp32 / variant.
+    """Measure every variant in a separate process; the ``*_ratio`` columns are fp32 / variant.
 
     ``steady_bytes`` is what the process holds between steps on top of the imported libraries (weights, data,
-    caches, scratch buffers that are kept), ``peak_bytes`` what a step adds, ``total_ratio`` compares sums.
+    caches, kept buffers), ``peak_bytes`` what a step adds, ``total_ratio`` compares sums.
     """
     from fedqssl.studies.bench.step import batch_settings, candidates
 
@@ -62,7 +62,7 @@ def _measure_apart(variant: Variant, width: int, images: int, threads: int) -> d
 
 
 def measuring_process(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a bench's module in a process of its own, whose freed buffers leave the resident set at once."""
+    """Run a benchmark's module in a separate process, whose freed buffers leave the resident set at once."""
     command = [sys.executable, "-m", f"fedqssl.studies.bench.{module}", *map(str, arguments)]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
     return subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -73,11 +73,11 @@ def status_bytes(field: str) -> int:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}; the memory bench needs Linux")
+    raise OSError(f"/proc/self/status has no {field}; this benchmark needs Linux")
 
 
 def steady_and_peak(step: Callable[[], object], warm: int = 2) -> tuple[int, int]:
-    """Resident size between steps, and how far one step rises above it."""
+    """Resident size between steps, and how much one step adds."""
     for _ in range(warm):
         step()
     gc.collect()

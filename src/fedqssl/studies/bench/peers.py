@@ -57,7 +57,7 @@ def build(variant: Variant, width: int, lr: float = 0.3) -> Trainer:
     if variant.family not in FAMILIES:
         raise ValueError(f"unknown variant {variant.family!r}; choose from {', '.join(FAMILIES)}")
     if width < MIN_WIDTH:
-        raise ValueError(f"width must be at least {MIN_WIDTH} for a bench, not {width}")
+        raise ValueError(f"width must be at least {MIN_WIDTH} for a benchmark, not {width}")
     return FAMILIES[variant.family](backbone(width).train(), variant.bits, lr)
 
 

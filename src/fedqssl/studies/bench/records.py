@@ -1,4 +1,4 @@
-"""What a bench leaves behind: results, what was skipped and why, and the settings; one JSON schema for all.
+"""The record of a benchmark: results, what was skipped and why, and the settings; one JSON schema for all.
 
 ``{"bench": "step", "results": [{"variant": "fedqssl", "bits": 4, ...}], "skipped": [{"variant", "reason"}],
 "settings": {..., "machine": {...}}}``
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class PeerUnavailableError(ImportError):
-    """A peer can't be measured here; the message says why and what to install."""
+    """A peer cannot be measured here; the message says why and what to install."""
 
 
 def import_peer(module: str, hint: str) -> Any:
@@ -45,7 +45,7 @@ class Skipped:
 
 
 def available(candidates: Mapping[str, Callable[[], T]]) -> tuple[dict[str, T], list[Skipped]]:
-    """What can be made here, by name, and what cannot, with the reason."""
+    """The candidates that can be built here, by name, and those that cannot, with the reason."""
     made: dict[str, T] = {}
     skipped = []
     for name, make in candidates.items():
@@ -58,7 +58,7 @@ def available(candidates: Mapping[str, Callable[[], T]]) -> tuple[dict[str, T], 
 
 @dataclass(frozen=True)
 class Record:
-    """One run of one bench; every row of ``results`` has the same keys."""
+    """One run of one benchmark; every row of ``results`` has the same keys."""
 
     bench: str
     results: Sequence[Row]
@@ -81,12 +81,12 @@ class Record:
 
 
 def value_rows(found: Mapping[str, float]) -> list[Row]:
-    """Results of a bench that measures several things once: what it is, and its value."""
+    """Results of a benchmark that measures several quantities once: name and value."""
     return [{"what": what, "value": value} for what, value in found.items()]
 
 
 def settings_of(config: RunConfig, *names: str) -> dict[str, Any]:
-    """Settings of a run that a bench records."""
+    """Settings of a run that a benchmark records."""
     return {name: getattr(config, name) for name in names}
 
 
@@ -101,7 +101,7 @@ def cpu_model() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Everything that a number depends on and that is not an option of the bench."""
+    """Everything that a number depends on besides the options of the benchmark."""
     import torch
 
     from fedqssl import __version__

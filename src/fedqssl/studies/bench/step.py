@@ -22,7 +22,7 @@ def candidates(bits: Sequence[int], peers: bool) -> list[Variant]:
 
 
 def batch_settings(width: int, images: int) -> dict[str, str | int]:
-    """What every measurement of a training step records of its network and batch."""
+    """What every measurement of a training step records about its network and batch."""
     return {"model": "resnet18+projector", "width": width, "images": images, "views": 2}
 
 
@@ -37,7 +37,7 @@ def run(
     """Measure a SimCLR step (forward, NT-Xent, backward, update) of ResNet-18 + projector.
 
     Each result's ``cpu_ratio`` is variant / fp32, with fp32 in channels_last under plain SGD. ``user_ratio`` leaves
-    out time in the kernel: activations above 32 MiB (256 images, width 16) are mapped and faulted in anew at
+    out time in the kernel: activations above 32 MiB (256 images, width 16) are mapped and faulted in again at
     every use by glibc's default malloc, which can double what a peer with many temporaries costs.
     """
     variants = {variant.name: variant for variant in candidates(bits, peers)}

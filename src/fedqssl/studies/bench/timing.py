@@ -1,4 +1,4 @@
-"""Interleaved CPU-time measurement: every repeat runs all candidates, so drift hits them alike."""
+"""Interleaved CPU-time measurement: every repeat runs all candidates, so drift affects them equally."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """What one candidate cost.
+    """The cost of one candidate.
 
     Attributes:
         seconds: median CPU seconds of a run.
         ratio: median over the repeats of (this candidate / the reference in the same repeat).
         spread: distance between the quartiles of those ratios.
         system: median seconds of ``seconds`` spent in the kernel, nearly all of it page faults of fresh buffers.
-            That share depends on malloc's thresholds and on buffer sizes, not on arithmetic: look before comparing.
+            That share depends on malloc's thresholds and on buffer sizes, not on arithmetic: check it before comparing.
     """
 
     seconds: float
@@ -54,9 +54,9 @@ def interleaved(
     """Time every callable of ``work`` round-robin and compare each with ``reference``.
 
     Args:
-        work: name -> callable; what it returns is dropped.
+        work: name -> callable; its result is ignored.
         reference: the name that the ratios refer to.
-        repeats: how many rounds count.
+        repeats: number of timed rounds.
         warmup: untimed runs of each callable before the first round.
         threads: torch threads; one by default, so that CPU time is work and not waiting.
         clock: seconds; CPU time of the process unless a test passes its own.

@@ -37,7 +37,7 @@ def kornia_two_views(size: int, config: ViewConfig) -> Callable[[Tensor], Tensor
 def run(images: int = 512, size: int = 32, repeats: int = 7, threads: int = 1) -> Record:
     """Measure both on ``images`` random images; ``vs_kornia`` is our images per second over kornia's.
 
-    An image counts once, although two views of it are made.
+    An image counts once, although two views are made of it.
     """
     if images < 1:
         raise ValueError(f"images must be at least 1, not {images}")

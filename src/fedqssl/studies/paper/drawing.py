@@ -1,4 +1,4 @@
-"""How the figures look: markers, line styles and hatches tell things apart, in print and for colour-blind readers too."""
+"""The style of the figures: markers, line styles and hatches distinguish things in print and for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 """What a bar is made of."""
 
 BLUE, ORANGE, GREEN, VERMILION, SKY, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#000000"
-"""Okabe and Ito's colours, which all kinds of colour vision tell apart; their brightness differs, too."""
+"""Okabe and Ito's colours, distinguishable with every kind of colour vision; their brightness differs, too."""
 FILLS = ((BLUE, "///"), (ORANGE, "..."), (GREEN, "xxx"), (SKY, "++"))
 LINES = {
     "global": {"color": BLUE, "marker": "o", "linestyle": "-"},
@@ -40,7 +40,7 @@ def accuracies(mine: Measured) -> dict[str, float | None]:
 
 
 def draw(figure: AblationFigure | CostFigure, points: Sequence[Mapping[str, Any]], scale: str, out: Path) -> list[Path]:
-    """``<name>.png`` and ``<name>.svg``; nothing without matplotlib."""
+    """Write ``<name>.png`` and ``<name>.svg``; nothing without matplotlib."""
     if not installed():
         return []
     from matplotlib import rc_context
@@ -93,7 +93,7 @@ def _bars(points: Sequence[Mapping[str, Any]], name: str) -> list[float] | None:
 
 
 def _cost(canvas: Any, axis: Any, figure: CostFigure, points: Sequence[Mapping[str, Any]]) -> None:
-    """Stacked bars of what is spent, and the local accuracy on the right."""
+    """Stacked bars of the cost, and the local accuracy on the right."""
     parts = PARTS[figure.quantity]
     largest = max((p["total"] for p in points), default=1)
     unit, name = _unit(figure.quantity, points, "total")

@@ -1,4 +1,4 @@
-"""Figures 1 to 5 from finished cells: the points as data; how they are drawn is in ``drawing``."""
+"""Figures 1 to 5 from finished cells: the points as data; ``drawing`` draws them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Plotted:
     points: list[dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
-        """The whole of ``<name>.json``."""
+        """The contents of ``<name>.json``."""
         config = self.plan.cell(self.figure.dataset, self.figure.rows[0], 0).config
         return {
             "name": self.figure.name,
@@ -75,7 +75,7 @@ class Plotted:
         return not self.points
 
     def write(self, out: Path) -> list[Path]:
-        """``<name>.json``, ``.csv``, ``.md``, ``.tex``; and ``.png`` and ``.svg`` if matplotlib is there."""
+        """``<name>.json``, ``.csv``, ``.md``, ``.tex``; and ``.png`` and ``.svg`` if matplotlib is installed."""
         grid = self.grid()
         texts = {
             "json": json.dumps(self.to_json(), indent=1) + "\n",
@@ -177,7 +177,7 @@ def _cost_point(figure: CostFigure, plan: Plan, row: Row, mine: Measured, out: P
 
 
 def ledger_of(cell: Cell, out: Path) -> Ledger:
-    """The ledger of a finished run, for the images that its clients really had."""
+    """The ledger of a finished run, for the images that its clients actually had."""
     folder = cell.folder(out)
     partition = Partition.from_json(read_json(folder / "partition.json"))
     data = read_json(folder / "data.json")

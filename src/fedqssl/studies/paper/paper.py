@@ -1,4 +1,4 @@
-"""The paper's numbers, verbatim (Sec. 5, Tables 1 to 3), and what it says of its figures (which are not in its source)."""
+"""The paper's numbers, verbatim (Sec. 5, Tables 1 to 3), and what it says about its figures (which are not in its source)."""
 
 from __future__ import annotations
 
@@ -54,4 +54,4 @@ SAYS = {
     "figure_server": "nothing; it has no such control",
     "figure_temperature": "nothing; its weights are softmax(-loss), a temperature of 1",
 }
-"""What the text says of each figure (Sec. 5, Computation and Memory Saving; Ablation Study)."""
+"""What the text says about each figure (Sec. 5, Computation and Memory Saving; Ablation Study)."""

@@ -16,24 +16,24 @@ from fedqssl.studies.paper.scales import Scale
 
 @dataclass(frozen=True)
 class Plan:
-    """What a reproduction is asked for, but for which experiments.
+    """The scale and data of a reproduction.
 
     Args:
-        scale: how large.
-        data: by the paper's dataset: where its images are; by default as the preset says.
+        scale: how large the experiments are.
+        data: where the images of each of the paper's datasets are; by default as in the preset.
     """
 
     scale: Scale
     data: dict[str, str]
 
     def called(self, dataset: str) -> str:
-        """The dataset as titles print it; where embedded images stand in for it, they say so."""
+        """The dataset's name for titles; says so if embedded images stand in for it."""
         base, name = self.scale.bases[dataset], DATASETS[dataset]
         images = self.data.get(dataset) or load_config(base.preset, base.changes).data
         return f"{images} in place of {name}" if images in EMBEDDED else name
 
     def cell(self, dataset: str, row: Row, seed: int, setting: tuple[str, float] | None = None) -> Cell:
-        """The run of a row at a seed; ``setting`` is a point of an ablation, which is the plain cell if it changes nothing."""
+        """The run of a row at a seed; ``setting`` is a point of an ablation, the plain cell if it changes nothing."""
         base = self.scale.bases[dataset]
         changes: dict[str, Any] = {**base.changes, **self.scale.algorithms.get(row.algorithm, {})}
         label = base.label

@@ -1,4 +1,4 @@
-"""Run what tables and figures need, and write them as soon as their cells are done."""
+"""Run the cells of tables and figures, and write each table or figure as soon as its cells are done."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from fedqssl.studies.paper.tables import Filled, fill
 
 
 @dataclass(frozen=True)
-class Request:
-    """A checked command.
+class ReproduceRequest:
+    """A validated request.
 
     Args:
         experiments: tables and figures, each once.
@@ -39,11 +39,11 @@ class Request:
     only: frozenset[str] | None
 
     def cells(self, experiment: Experiment) -> list[Cell]:
-        """What this experiment asks to run."""
+        """The cells of this experiment to run."""
         return self.plan.cells(experiment, self.seeds, self.only)
 
     def all_cells(self) -> list[Cell]:
-        """What all experiments ask to run, each cell once, in order."""
+        """The cells of all experiments to run, each once, in order."""
         return list(dict.fromkeys(cell for experiment in self.experiments for cell in self.cells(experiment)))
 
 
@@ -54,16 +54,16 @@ def request(
     seeds: int = 1,
     only: Sequence[str] = (),
     out: Path | None = None,
-) -> Request:
-    """Check what was asked for.
+) -> ReproduceRequest:
+    """Validate a request.
 
     Args:
-        names: of tables and figures, or ``all``.
+        names: tables and figures, or ``all``.
         scale: ``smoke``, ``small`` or ``paper``.
         data: where images are: ``SPEC``, or ``cifar10=SPEC`` and ``cifar100=SPEC`` where both are needed.
-        seeds: their number; they are 0, 1, ...
+        seeds: number of seeds: 0, 1, ...
         only: algorithms to run; by default all.
-        out: a folder whose cells say where images are, if ``data`` does not.
+        out: the output folder; its cells say where the images are if ``data`` does not.
 
     Raises:
         ValueError: one line that says what is wrong and what is allowed.
@@ -89,7 +89,7 @@ def request(
     if out is not None:
         found = {**_data_of_cells(SCALES[scale], needed, out), **found}
     plan = Plan(SCALES[scale], found)
-    return Request(experiments, plan, tuple(range(seeds)), frozenset(only) or None)
+    return ReproduceRequest(experiments, plan, tuple(range(seeds)), frozenset(only) or None)
 
 
 def _data(specs: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
@@ -111,7 +111,7 @@ def _data(specs: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
 
 
 def _data_of_cells(scale: Scale, needed: Sequence[str], out: Path) -> dict[str, str]:
-    """What the cells that are there were run on."""
+    """The data on which existing cells were run."""
     found = {}
     for name in needed:
         for label in (scale.bases[name].label, name):
@@ -122,13 +122,13 @@ def _data_of_cells(scale: Scale, needed: Sequence[str], out: Path) -> dict[str, 
 
 @dataclass(frozen=True)
 class Reproduced:
-    """What came of it: tables as text for the terminal, and the error to end with if cells failed."""
+    """The outcome: tables as text for the terminal, and the error to end with if cells failed."""
 
     grids: tuple[Grid, ...]
     error: CellError | None
 
 
-def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) -> Reproduced:
+def reproduce(wanted: ReproduceRequest, out: Path, jobs: int | None, progress: Progress) -> Reproduced:
     """Run all cells; write every table and figure as soon as its cells are done.
 
     Raises:
@@ -143,8 +143,8 @@ def reproduce(wanted: Request, out: Path, jobs: int | None, progress: Progress) 
     return Reproduced(writer.written(), error or writer.error())
 
 
-def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
-    """Write every table and figure from the cells that are finished, and run nothing; another command may be running them.
+def collect(wanted: ReproduceRequest, out: Path, progress: Progress) -> Reproduced:
+    """Write every table and figure from the finished cells, and run nothing; another command may be running them.
 
     Raises:
         CellError: if one of the cells has other settings, or none is finished.
@@ -153,22 +153,22 @@ def collect(wanted: Request, out: Path, progress: Progress) -> Reproduced:
     writer = _Writer(wanted, out, progress)
     writer.write_rest()
     if not writer.grids and not writer.unwritten:
-        raise CellError(f"none of the requested runs in {out} is finished; start them by leaving out --collect")
+        raise CellError(f"none of the requested runs in {out} is finished; leave out --collect to run them")
     writer.write_cells()
     return Reproduced(writer.written(), writer.error())
 
 
-def _check_all(wanted: Request, out: Path) -> None:
-    """All cells at all seeds that the folder knows: those of earlier commands are part of the tables, so they must fit too."""
+def _check_all(wanted: ReproduceRequest, out: Path) -> None:
+    """Check all cells at all seeds in the folder: those of earlier commands appear in the tables, so they must match, too."""
     for experiment in wanted.experiments:
         for cell in wanted.plan.cells(experiment, sorted({*wanted.seeds, *seeds_in(out)})):
             state_of(cell, out)
 
 
 class _Writer:
-    """Knows which cells every experiment waits for, and writes it when the last one ends."""
+    """Tracks which cells each experiment is waiting for, and writes it when the last one ends."""
 
-    def __init__(self, wanted: Request, out: Path, progress: Progress) -> None:
+    def __init__(self, wanted: ReproduceRequest, out: Path, progress: Progress) -> None:
         self.wanted, self.out, self.progress = wanted, out, progress
         self.waiting = {e.name: set(wanted.cells(e)) for e in wanted.experiments}
         self.grids: dict[str, Grid] = {}
@@ -184,17 +184,17 @@ class _Writer:
                     self._write(experiment)
 
     def written(self) -> tuple[Grid, ...]:
-        """What was written, in the order asked for."""
+        """What was written, in the requested order."""
         return tuple(self.grids[e.name] for e in self.wanted.experiments if e.name in self.grids)
 
     def write_rest(self) -> None:
-        """Experiments that are not complete: cells failed, or nothing was to be run of them."""
+        """Incomplete experiments: cells failed, or were not requested."""
         for experiment in self.wanted.experiments:
             if experiment.name in self.waiting:
                 self._write(experiment)
 
     def _write(self, experiment: Experiment) -> None:
-        """The experiment's files from what is finished, if anything is."""
+        """Write the experiment's files from the finished cells, if any."""
         del self.waiting[experiment.name]
         with self._noted(experiment.name):
             made: Filled | Plotted
@@ -214,7 +214,7 @@ class _Writer:
 
     @contextmanager
     def _noted(self, name: str) -> Iterator[None]:
-        """What cannot be written is told at the end; it stops neither cells nor other tables."""
+        """Files that cannot be written are reported at the end; this stops neither cells nor other tables."""
         try:
             yield
         except (CellError, OSError) as error:
@@ -222,13 +222,13 @@ class _Writer:
             self.progress.say(f"warning: {name} was not written: {error}")
 
     def error(self) -> CellError | None:
-        """What could not be written, in one line."""
+        """One line about what could not be written."""
         reasons = "; ".join(f"{name}: {why}" for name, why in self.unwritten.items())
         return CellError(f"not written: {reasons}") if reasons else None
 
 
 def _write_cells(out: Path) -> None:
-    """``cells.csv``: every finished run with its time, which the tables leave out so that they stay the same."""
+    """``cells.csv``: every finished run with its time, which the tables leave out so that they are reproducible."""
     records = []
     for path in sorted((out / "cells").glob("*/result.json")):
         result = read_result(path.parent)

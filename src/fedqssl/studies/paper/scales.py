@@ -1,7 +1,7 @@
 """How large the experiments are run: ``smoke`` (seconds, embedded images), ``small`` (minutes a run), ``paper`` (days).
 
 A scale starts from presets and keeps the structure of the experiments: all rows, both bit configurations, the split. ``small``
-follows the preset ``cifar10-small``, so whatever that is tuned to is what is run.
+follows the preset ``cifar10-small``, and so uses whatever it is tuned to.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Base:
-    """Where the runs on one dataset start from.
+    """The base configuration of the runs on one dataset.
 
     Args:
-        label: first part of the cells' names; bases with the same label are the same and share cells.
+        label: first part of the cells' names; bases with the same label are equal and share cells.
         preset: name of a preset.
         changes: settings on top of it.
     """
@@ -39,7 +39,7 @@ class Scale:
         bits: by configuration: ``config1``, ``config2``, ``low``, ``full``.
         points: values on the horizontal axis, by figure.
         algorithms: settings of single algorithms, by name: every baseline gets the tuning that Fed-QSSL gets, so one that
-            wants another learning rate has it here, and the tables name it.
+            needs another learning rate has it here, and the tables mention it.
     """
 
     name: str
@@ -59,7 +59,7 @@ _TEN = {
 _FOUR = {"config1": (4, 6, 8, 12), "config2": (6, 6, 12, 12), "low": (2, 3, 4, 4), "full": (32,) * 4}
 
 _OWN = {"figure_server": (1, 2, 4), "figure_temperature": (0.01, 0.1, 1)}
-"""De-quantized losses differ by hundredths, so a temperature of 0.01 lets them speak."""
+"""De-quantized losses differ by hundredths, so a temperature of 0.01 makes them count."""
 
 _SECONDS = {
     **{"images": 200, "model": "small_cnn", "width": 4, "beta": 0.1, "rounds": 1},
@@ -72,7 +72,7 @@ _ONCE: Mapping[str, Settings] = {"untrained": {"rounds": 1}}
 
 SMOKE = Scale(
     "smoke",
-    "seconds a run: 4 clients, 200 embedded images, 1 round; shows that everything runs, says nothing of accuracy",
+    "seconds a run: 4 clients, 200 embedded images, 1 round; shows that everything runs, says nothing about accuracy",
     {"cifar10": _TINY, "cifar100": _TINY},
     _FOUR,
     {"figure3": (0.1, 0.5, 5), "figure4": (0.05, 0.1, 0.2), "figure5": (1, 2, 3), **_OWN},

@@ -34,7 +34,7 @@ class Filled:
         return paired(method.globally, mine.globally), paired(method.locally, mine.locally)
 
     def records(self) -> list[dict[str, Any]]:
-        """The rows of ``<name>.json``; percentages, rounded to a hundredth of a hundredth."""
+        """The rows of ``<name>.json``; percentages, rounded to four decimals."""
         return [self._record(row) for row in self.table.rows if row in self.found]
 
     def _record(self, row: Row) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Filled:
         return f"{self.plan.called(self.table.dataset)}, {self.table.title}"
 
     def to_json(self) -> dict[str, Any]:
-        """The whole of ``<name>.json``."""
+        """The contents of ``<name>.json``."""
         config = self.plan.cell(self.table.dataset, Row(METHOD, self.table.precision), 0).config
         return {
             "name": self.table.name,
@@ -73,7 +73,7 @@ class Filled:
         }
 
     def grid(self) -> Grid:
-        """Ours beside the paper's."""
+        """Our numbers beside the paper's."""
         compares = bool(self.table.paper)
         ours = ("Global", "Global, paper", "Local", "Local, paper") if compares else ("Global", "Local")
         groups = [[row for row in group if row in self.found] for group in self.table.groups]
@@ -111,7 +111,7 @@ class Filled:
         return not self.found
 
     def write(self, out: Path) -> list[Path]:
-        """``<name>.json``, ``.md``, ``.csv``, ``.tex``; nothing in them depends on when or how fast the cells were run."""
+        """``<name>.json``, ``.md``, ``.csv``, ``.tex``; their contents do not depend on when or how fast the cells were run."""
         grids = [grid for grid in (self.grid(), self.differences()) if grid is not None]
         texts = {
             "json": json.dumps(self.to_json(), indent=1) + "\n",
@@ -142,7 +142,7 @@ class Filled:
 
 
 def _line(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of the CSV: the differences in columns of their own, lists as words, the rest as it is."""
+    """A record of the CSV: the differences in columns of their own, lists as text, the rest unchanged."""
     line = {k: v for k, v in record.items() if not isinstance(v, (dict, list))}
     line["seed_list"] = " ".join(map(str, record["seed_list"]))
     for key in ("fed_qssl_minus_global", "fed_qssl_minus_local"):

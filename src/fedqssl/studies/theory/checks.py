@@ -1,4 +1,4 @@
-"""Run the checks: names, processes, and the files they leave."""
+"""Run the checks: names, processes, and output files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _print(line: str) -> None:
 
 
 def _one(name: str, settings: Settings) -> Part:
-    """A check in a process of its own, on one thread; its progress goes to standard output."""
+    """Run a check in its own process, on one thread; its progress goes to standard output."""
     torch.set_num_threads(1)
     return CHECKS[name](settings, _print)
 
@@ -52,12 +52,12 @@ def run_checks(names: Sequence[str], settings: Settings, say: Say = silent, work
 
 
 def claim_folder(out: Path, overwrite: bool) -> Path:
-    """Make the folder; one that holds anything is refused unless it is to be overwritten, and then only if it is ours."""
+    """Create the folder; a non-empty one is an error unless ``overwrite`` is set and it holds earlier results."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not overwrite:
             raise ValueError(f"{out} exists; choose another --out, or replace its theory.json with --overwrite")
         if not (out / "theory.json").is_file():
-            raise ValueError(f"{out} has no theory.json, so --overwrite will not write into it; choose another --out")
+            raise ValueError(f"{out} has no theory.json, so --overwrite will not replace it; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     return out
 
@@ -69,5 +69,5 @@ def write(out: Path, results: dict[str, Part], say: Say = silent) -> None:
         (out / f"{name}.png").unlink(missing_ok=True)  # of results that these replace
     figures = draw(results, out)
     if not figures:
-        say("no figures: matplotlib is missing; pip install 'fedqssl[plots]'")
+        say("no figures: matplotlib is not installed; pip install 'fedqssl[plots]'")
     (out / "summary.md").write_text(markdown(results, figures))

@@ -1,4 +1,4 @@
-"""A claim: what is said, what was measured, and whether it holds."""
+"""A claim: the statement, the measurement, and whether it holds."""
 
 from __future__ import annotations
 

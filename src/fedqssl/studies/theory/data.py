@@ -55,7 +55,7 @@ class Sources:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientData:
+class TheoryData:
     """Samples (N, d) of one client with their classes 0..2n-1 (class c of the code is class c+1 of the paper)."""
 
     x: Tensor
@@ -78,16 +78,16 @@ def _majority(sources: Sources, k: int, count: int, generator: torch.Generator) 
     return x, torch.tensor([2 * k] * count + [2 * k + 1] * count)
 
 
-def client_data(sources: Sources, k: int, generator: torch.Generator) -> ClientData:
+def client_data(sources: Sources, k: int, generator: torch.Generator) -> TheoryData:
     """The data set of client k (0-based) as App. A.4 builds it."""
     x, labels = _majority(sources, k, sources.majority, generator)
     others = torch.tensor([i for i in range(sources.clients) if i != k]).repeat_interleave(sources.minority)
     few = torch.eye(sources.dim, dtype=torch.float64)[others]
     few = few + sources.mu * torch.randn(few.shape, dtype=torch.float64, generator=generator)
-    return ClientData(torch.cat([x, few]), torch.cat([labels, 2 * others]))
+    return TheoryData(torch.cat([x, few]), torch.cat([labels, 2 * others]))
 
 
-def blended_data(sources: Sources, k: int, own: float, generator: torch.Generator) -> ClientData:
+def blended_data(sources: Sources, k: int, own: float, generator: torch.Generator) -> TheoryData:
     """Client k with a share ``own`` of source k and the rest split evenly over the other sources' majority classes.
 
     ``own = 1/n`` is the same mixture at every client; ``own = 1`` is :func:`client_data`, minority samples included.
@@ -99,7 +99,7 @@ def blended_data(sources: Sources, k: int, own: float, generator: torch.Generato
     rest = (1 - own) / (sources.clients - 1)
     shares = [own if i == k else rest for i in range(sources.clients)]
     parts = [_majority(sources, i, round(s * sources.majority), generator) for i, s in enumerate(shares)]
-    return ClientData(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+    return TheoryData(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
 
 
 def expected_covariance(sources: Sources, k: int) -> Tensor:

@@ -43,7 +43,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Precision:
+class TheoryPrecision:
     """Bits of every client (one value, or one per client; 32 is full precision) and how to round.
 
     ``scale`` None recomputes ``m = max|c(w)|`` at every quantization (the paper; nothing is ever clipped, so Assumption 1
@@ -65,8 +65,8 @@ class Precision:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
-    """What a run leaves behind.
+class Trajectory:
+    """The course of a run.
 
     ``iterates`` (T + 1, m, d) holds ``w^(Q)_{tE,G} = sum_k p_k w^(Q)_{k,tE}`` for t = 0..T, ``alphas`` (T,) the steps.
     ``G`` is the largest norm of any (quantized) local gradient; ``Gq2`` the largest ``E_t||eps||^2 / alpha_t`` of eps_w and
@@ -102,7 +102,14 @@ class _Meter:
 
 
 def _local(
-    w: Tensor, X: Tensor, alpha: float, bits: int, local_steps: int, p: Precision, meter: _Meter, gen: torch.Generator
+    w: Tensor,
+    X: Tensor,
+    alpha: float,
+    bits: int,
+    local_steps: int,
+    p: TheoryPrecision,
+    meter: _Meter,
+    gen: torch.Generator,
 ) -> Tensor:
     """E quantized gradient steps of one client."""
     for _ in range(local_steps):
@@ -120,11 +127,11 @@ def run_fedavg(
     X: Sequence[Tensor],
     steps: Steps,
     rounds: int,
-    precision: Precision,
+    precision: TheoryPrecision,
     generator: torch.Generator,
     weights: Tensor | None = None,
     local_steps: int = 1,
-) -> Trace:
+) -> Trajectory:
     """Run T rounds from ``w0`` (quantized first) on clients with covariances ``X``; ``weights`` p_k default to 1/n."""
     n = len(X)
     if rounds < 1 or local_steps < 1:
@@ -160,10 +167,10 @@ def run_fedavg(
         meter.norm2 = max(meter.norm2, float(torch.linalg.matrix_norm(iterates[-1], 2)) ** 2)
         if not meter.norm2 < DIVERGED:
             raise ValueError(
-                f"the run diverged in round {t + 1} (||w||^2 > {DIVERGED:g}); take a smaller step or more bits"
+                f"the run diverged in round {t + 1} (||w||^2 > {DIVERGED:g}); use a smaller step or more bits"
             )
     largest = meter.G, max(meter.weights, meter.server), meter.weights, meter.server, meter.norm2
-    return Trace(torch.stack(iterates), torch.tensor(alphas, dtype=torch.float64), *largest)
+    return Trajectory(torch.stack(iterates), torch.tensor(alphas, dtype=torch.float64), *largest)
 
 
 def initial_weights(m: int, d: int, generator: torch.Generator, size: float = 0.1) -> Tensor:

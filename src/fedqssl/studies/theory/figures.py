@@ -1,6 +1,6 @@
-"""One figure per check; needs matplotlib (the ``plots`` extra) and does without if it is absent.
+"""One figure per check; needs matplotlib (the ``plots`` extra); skipped if it is not installed.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; line styles repeat what colours say.
+Colours are those of Okabe and Ito, which colour-blind readers can distinguish; line styles repeat the distinction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ENVELOPE = "squared gradient of the envelope"
 
 
 def draw(results: Mapping[str, Mapping[str, Any]], out: Path) -> list[str]:
-    """Draw a figure for every part there is; returns the names of the files, none without matplotlib."""
+    """Draw a figure for every available part; returns the names of the files, none without matplotlib."""
     if not installed():
         return []
     made = {part: make(results[part]) for part, make in FIGURES.items() if part in results}

@@ -1,4 +1,4 @@
-"""What Lemma 1, Corollary 1 and their proof claim, each judged on what was measured."""
+"""What Lemma 1, Corollary 1 and their proof claim, each compared with the measurements."""
 
 from __future__ import annotations
 

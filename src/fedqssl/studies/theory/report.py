@@ -1,4 +1,4 @@
-"""``summary.md``: every claim with what was measured, and the tables behind them."""
+"""``summary.md``: every claim with its measurement, and the tables behind them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ _DETAILS = {"lemma1": _lemma1, "theorem1": _theorem1, "theorem2": _theorem2, "re
 
 
 def markdown(results: Mapping[str, Mapping[str, Any]], figures: Sequence[str]) -> str:
-    """The whole page."""
+    """The complete page."""
     lines = ["# The paper's analysis, checked", ""]
     s = results.get("settings", {})
     if "dim" in s:

@@ -109,7 +109,7 @@ def encoder_representability(
     Covariances are not centred, as in the paper, unless ``centre`` is set.
     """
     if not features:
-        raise ValueError("no features were given; name at least one client")
+        raise ValueError("no features were given; give those of at least one client")
     widths = {f.shape[1] for f in features.values()}
     if len(widths) != 1:
         raise ValueError(f"clients' features must have one width, not {sorted(widths)}")

@@ -1,4 +1,4 @@
-"""What a check of the analysis is told: dimensions, bitwidths, rounds, seeds."""
+"""Settings of the checks of the analysis: dimensions, bitwidths, rounds, seeds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Settings:
         if self.rounds < 10:
             raise ValueError(f"rounds must be at least 10, not {self.rounds}")
         if self.seeds < 2:
-            raise ValueError(f"seeds must be at least 2, or there are no confidence intervals; not {self.seeds}")
+            raise ValueError(f"at least 2 seeds are needed for confidence intervals, not {self.seeds}")
 
     @property
     def m(self) -> int:

@@ -8,7 +8,7 @@ Legend: phi Moreau envelope with lambda = 1/rho-bar, A_T = sum_{t<T} alpha_t, B_
 * floor of the proof's form as T grows, A_T -> infinity, B_T/A_T -> 0: ``E rho-bar/(rho-bar - rho) rho-bar 3 G_q^2``
 
 The expectation is a mean over seeds; ``holds`` asks the upper end of its 95% interval to stay below the bound after every round.
-G and G_q^2 are the largest values met in the runs (see :class:`fedqssl.studies.theory.fedavg.Trace`), never fitted.
+G and G_q^2 are the largest values observed in the runs (see :class:`fedqssl.studies.theory.fedavg.Trajectory`), never fitted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from fedqssl.evaluation.statistics import t_quantile
 from fedqssl.studies.theory.claims import Claim, claim
 from fedqssl.studies.theory.data import client_data
-from fedqssl.studies.theory.fedavg import Precision, StepKind, Steps, Trace, initial_weights, run_fedavg
+from fedqssl.studies.theory.fedavg import StepKind, Steps, TheoryPrecision, Trajectory, initial_weights, run_fedavg
 from fedqssl.studies.theory.model import global_covariance, gradient, minimum, optimum, weak_convexity
 from fedqssl.studies.theory.moreau import TOLERANCE, Smoothness, check_smoothness, moreau
 from fedqssl.studies.theory.quantizers import FULL
@@ -38,7 +38,7 @@ GAMMA_RATIO = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Clients' covariances with what the bound needs of them."""
+    """The clients' covariances and the constants that the bound needs."""
 
     X: list[Tensor]
     X_bar: Tensor
@@ -129,7 +129,7 @@ class Sides:
         return bool((self.lhs_high <= self.rhs_printed).all())
 
 
-def compare(traces: list[Trace], problem: Problem, local_steps: int = 1) -> Sides:
+def compare(traces: list[Trajectory], problem: Problem, local_steps: int = 1) -> Sides:
     """Both sides of the bound from the runs of several seeds."""
     alphas = traces[0].alphas
     T, rho_bar, rho = len(alphas), problem.rho_bar, problem.rho
@@ -157,7 +157,7 @@ def run_case(case: Case, problem: Problem, settings: Settings) -> tuple[Sides, f
     for seed in range(settings.seeds):
         w0 = initial_weights(problem.m, settings.dim, generator(seed, "start"))
         gen = generator(seed, "theorem1", case.name)
-        steps, precision = Steps(base, case.kind), Precision(case.bits)
+        steps, precision = Steps(base, case.kind), TheoryPrecision(case.bits)
         traces.append(run_fedavg(w0, problem.X, steps, settings.rounds, precision, gen, local_steps=case.local_steps))
     return compare(traces, problem, case.local_steps), max(t.largest_norm2 for t in traces)
 
@@ -190,7 +190,7 @@ def control(problem: Problem, settings: Settings, bits: int = 4) -> Control:
     reach = 1.25 * float(optimum(problem.X_bar, problem.m).abs().max())
     scale = math.tanh(max(reach, 0.5))
     w0 = initial_weights(problem.m, settings.dim, generator(0, "control"), 0.3).clamp(-reach, reach)
-    precision = Precision(bits, "nearest", scale)
+    precision = TheoryPrecision(bits, "nearest", scale)
     w0 = run_fedavg(w0, problem.X, Steps(1e-9), 1, precision, generator(0, "grid")).iterates[0]
     start = moreau(w0, problem.X_bar, problem.rho_bar)
     left = float(start.gradient.square().sum())
@@ -202,14 +202,14 @@ def control(problem: Problem, settings: Settings, bits: int = 4) -> Control:
     cell = 2 * scale / (2**bits - 1)
     largest = alpha * max(float(g.abs().max()) for g in local) / cell
 
-    def sides(rounding_precision: Precision, seeds: int) -> Sides:
+    def sides(rounding_precision: TheoryPrecision, seeds: int) -> Sides:
         runs = [
             run_fedavg(w0, problem.X, Steps(alpha), rounds, rounding_precision, generator(s, "control run"))
             for s in range(seeds)
         ]
         return compare(runs, problem)
 
-    return Control(bits, alpha, rounds, largest, sides(precision, 1), sides(Precision(bits, scale=scale), 2))
+    return Control(bits, alpha, rounds, largest, sides(precision, 1), sides(TheoryPrecision(bits, scale=scale), 2))
 
 
 def _case_json(case: Case, sides: Sides, norm2: float) -> dict[str, object]:

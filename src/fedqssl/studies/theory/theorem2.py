@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedqssl.evaluation.statistics import Estimate
 from fedqssl.studies.theory.claims import Claim, claim
-from fedqssl.studies.theory.data import ClientData, blended_data, client_data, expected_covariance, printed_covariance
-from fedqssl.studies.theory.fedavg import Precision, Steps, initial_weights, run_fedavg
+from fedqssl.studies.theory.data import TheoryData, blended_data, client_data, expected_covariance, printed_covariance
+from fedqssl.studies.theory.fedavg import Steps, TheoryPrecision, initial_weights, run_fedavg
 from fedqssl.studies.theory.model import align, covariance, eigen, global_covariance, optimum
 from fedqssl.studies.theory.quantizers import FULL
 from fedqssl.studies.theory.randomness import generator
@@ -53,7 +53,7 @@ def _train(X: Sequence[Tensor], m: int, bits: int, rounds: int, gen: torch.Gener
     steps = Steps(1 / (16 * float(eigen(X_bar)[0][0])))
     w0 = initial_weights(m, X_bar.shape[0], gen)
     turns = (1, LOCAL * rounds) if local else (rounds, 1)
-    return run_fedavg(w0, X, steps, turns[0], Precision(bits), gen, local_steps=turns[1]).final
+    return run_fedavg(w0, X, steps, turns[0], TheoryPrecision(bits), gen, local_steps=turns[1]).final
 
 
 def _learned(w: Tensor, X: Tensor, asked: list[int], diagonal: float, order: float) -> Learned:
@@ -96,7 +96,7 @@ def _summary(models: list[Learned]) -> dict[str, float]:
     }
 
 
-def _draw(settings: Settings, seed: int) -> list[ClientData]:
+def _draw(settings: Settings, seed: int) -> list[TheoryData]:
     return [client_data(settings.sources, k, generator(seed, "data", k)) for k in range(settings.clients)]
 
 
