@@ -12,6 +12,13 @@ def _conv(c_in: int, c_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(c_in, c_out, kernel, stride=stride, padding=kernel // 2, bias=False)
 
 
+def checked_width(width: int) -> int:
+    """``width`` if a network can have it."""
+    if width < 1:
+        raise ValueError(f"width must be at least 1, not {width}")
+    return width
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut: ``relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))``."""
 
@@ -50,9 +57,7 @@ class ResNet(nn.Module):
         self, blocks: Sequence[int], width: int = 64, num_classes: int | None = None, in_channels: int = 3
     ) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width must be at least 1, not {width}")
-        self.conv1 = _conv(in_channels, width, 3)
+        self.conv1 = _conv(in_channels, checked_width(width), 3)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu1 = nn.ReLU()
         c_in = width

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedqssl.models.resnet import BasicBlock
+from fedqssl.models.resnet import BasicBlock, checked_width
 
 
 def _conv_norm_relu(c_in: int, c_out: int, stride: int) -> nn.Sequential:
@@ -28,9 +28,7 @@ class ResNet9(nn.Module):
 
     def __init__(self, width: int = 16, in_channels: int = 3) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width must be at least 1, not {width}")
-        w = width
+        w = checked_width(width)
         self.layers = nn.Sequential(
             _conv_norm_relu(in_channels, w, 1),
             _conv_norm_relu(w, 2 * w, 2),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedqssl.models.resnet import checked_width
+
 
 class SmallCNN(nn.Module):
     """Four times convolution, batch norm, ReLU, halving the image three times; then global average pooling.
@@ -18,12 +20,10 @@ class SmallCNN(nn.Module):
 
     def __init__(self, width: int = 16, in_channels: int = 3) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width must be at least 1, not {width}")
         layers: list[nn.Module] = []
         c_in = in_channels
         for i in range(4):
-            c_out = width * 2**i
+            c_out = checked_width(width) * 2**i
             conv = nn.Conv2d(c_in, c_out, 3, stride=1 if i == 0 else 2, padding=1, bias=False)
             nn.init.kaiming_uniform_(conv.weight, mode="fan_out", nonlinearity="relu")
             layers += [conv, nn.BatchNorm2d(c_out), nn.ReLU()]
