@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedqssl.config import load_config
-from fedqssl.config.load import accuracy_settings
+from fedqssl.config import load_config, load_run_config
+from fedqssl.config.load import BEFORE, accuracy_settings
 from fedqssl.federated import protocol as module
 from fedqssl.federated.algorithms import ALGORITHMS, AlgorithmError
 from fedqssl.federated.protocol import protocol
@@ -19,7 +19,8 @@ RECORDED = json.loads((Path(__file__).parent / "protocol_digests.json").read_tex
 
 @pytest.mark.parametrize("preset", RECORDED)
 def test_digests_of_existing_runs_stay(preset):
-    assert {name: protocol(load_config(preset, {"algorithm": name})) for name in RECORDED[preset]} == RECORDED[preset]
+    found = {name: protocol(load_config(preset, {**BEFORE, "algorithm": name})) for name in RECORDED[preset]}
+    assert found == RECORDED[preset]
 
 
 @pytest.mark.parametrize(
@@ -37,14 +38,14 @@ def test_digests_of_existing_runs_stay(preset):
     ],
 )
 def test_digests_of_changed_settings_stay(word, digest):
-    assert protocol(load_config("smoke", [word])) == digest
+    assert protocol(load_config("smoke", [word, *(f"{name}={value}" for name, value in BEFORE.items())])) == digest
 
 
 def test_digests_of_the_committed_runs():
     cells = [path.parent for path in (ROOT / "docs" / "bench" / "small" / "cells").glob("*/result.json")]
     assert len(cells) > 50
     for cell in cells:
-        assert protocol(load_config(cell / "config.toml")) == json.loads((cell / "result.json").read_text())["protocol"]
+        assert protocol(load_run_config(cell)) == json.loads((cell / "result.json").read_text())["protocol"]
 
 
 def test_a_new_setting_counts_only_where_it_is_not_at_its_default(monkeypatch):

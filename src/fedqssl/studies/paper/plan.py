@@ -14,6 +14,10 @@ from fedqssl.studies.paper.catalogue import DATASETS, EMBEDDED, AblationFigure, 
 from fedqssl.studies.paper.scales import Scale
 
 
+AS_IN_THE_PAPER = {"evaluation.classifier": "sgd", "evaluation.controls": "none"}
+"""Clients train their classifiers by SGD in their bits; the tables have controls of their own."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The scale and data of a reproduction.
@@ -35,7 +39,7 @@ class Plan:
     def cell(self, dataset: str, row: Row, seed: int, setting: tuple[str, float] | None = None) -> Cell:
         """The run of a row at a seed; ``setting`` is a point of an ablation, the plain cell if it changes nothing."""
         base = self.scale.bases[dataset]
-        changes: dict[str, Any] = {**base.changes, **self.scale.algorithms.get(row.algorithm, {})}
+        changes: dict[str, Any] = {**AS_IN_THE_PAPER, **base.changes, **self.scale.algorithms.get(row.algorithm, {})}
         label = base.label
         if dataset in self.data:
             changes["data"] = self.data[dataset]
