@@ -179,13 +179,13 @@ def test_who_raises_or_is_late_or_away_is_named(pictures, tmp_path):
     assert time.monotonic() - began > 8
     del engine.nodes["car-1"]
     assert engine.train_clients({"car-1": b""}, context.job(0, 0.1)) == ({}, {"car-1": "it is not connected"})
-    strict_context = in_one_place(pictures)
-    strict = engine_of(strict_context, roles(pictures, tmp_path))
+    least = in_one_place(pictures)
+    strict = engine_of(least, roles(pictures, tmp_path))
     strict.exchange.grid.spoil[strict.nodes["car-2"]] = lambda reply, m: Message(
         changed(reply, samples=1).content, reply_to=m
     )
     with pytest.raises(RunError, match=r"2 valid updates, fewer than min_clients = 3 \(car-2: it claims 1 images"):
-        played(strict_context, strict, count=1)
+        played(least, strict, count=1)
 
 
 def test_final_models_are_judged_where_the_labels_are(pictures, tmp_path):

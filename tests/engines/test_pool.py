@@ -1,58 +1,116 @@
-"""The pool of worker processes: results by key whoever is first, errors of jobs, and workers that die."""
+"""Worker processes: results by key, errors with their traceback, workers that die, a script that is never imported again."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
 from fedqssl.engines.pool import Pool
 
-
-def later(shared: int, value: int, seconds: float) -> int:
-    time.sleep(seconds)
-    return shared + value
+JOBS = {key: (key,) for key in ("slow", "a", "b", "c")}
 
 
-def fragile(shared: int, value: int) -> int:
-    if value == 1:
-        os._exit(9)
-    if value == 2:
-        raise ZeroDivisionError("of job 2")
-    return shared + value
+def work(shared, key):
+    """Done by workers, which import this module by its name."""
+    if key == "slow":
+        time.sleep(0.3)
+    if key == "wrong":
+        raise KeyError("a job's own error")
+    if key == "odd":
+        raise Unpicklable("one", "two")
+    if key == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return shared["name"], key, os.getpid(), float(shared["images"].sum())
+
+
+class Unpicklable(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
 
 
 @pytest.fixture(scope="module")
-def pool():
-    with Pool(100, workers=2) as found:
-        yield found
+def shared():
+    return {"name": "all", "images": torch.ones(300, 300, dtype=torch.uint8)}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_results_have_their_keys_in_the_order_of_the_jobs(workers):
-    """The first job is the last to end."""
-    jobs = {"slow": (1, 0.5), "quick": (2, 0.0), "third": (3, 0.0)}
+@pytest.fixture
+def pool(shared, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with Pool(shared, workers=2) as pool:
+        yield pool
+
+
+def test_results_by_key_in_the_order_of_the_jobs(pool, shared):
     ticks = []
-    with Pool(100, workers, tick=lambda *given: ticks.append(given)) as pool:
-        found = pool.run("sums", later, jobs)
-    assert list(found.items()) == [("slow", 101), ("quick", 102), ("third", 103)]
-    assert ticks == [("sums", done, 3) for done in range(4)]
+    pool.tick = lambda *told: ticks.append(told)
+    found = pool.run("work", work, JOBS)
+    assert list(found) == list(JOBS) and all(value[:2] == ("all", key) for key, value in found.items())
+    assert all(value[3] == 90000 for value in found.values())  # images are mapped
+    pids = {value[2] for value in found.values()}
+    assert len(pids) == 2 and os.getpid() not in pids
+    assert ticks == [("work", done, 4) for done in range(5)]
+    assert {value[2] for value in pool.run("again", work, JOBS).values()} == pids  # the same workers
+    assert pool.peak_memory() > 2**20
+    with Pool(shared) as alone:
+        assert {value[2] for value in alone.run("work", work, JOBS).values()} == {os.getpid()}
 
 
-def test_results_that_nobody_took_are_not_those_of_the_next_jobs(pool):
-    stream = pool.stream(later, {"quick": (1, 0.0), "slow": (2, 0.5)})
-    assert next(stream) == ("quick", 101)
-    stream.close()
-    assert pool.run("sums", later, {"a": (7, 0.0), "b": (8, 0.0)}) == {"a": 107, "b": 108}
+def test_errors_of_a_job_are_raised_and_the_pool_stays_usable(pool):
+    with pytest.raises(KeyError, match="a job's own error") as caught:
+        pool.run("work", work, {key: (key,) for key in ("slow", "wrong", "a")})
+    assert "in work" in str(caught.value.__cause__)  # the worker's traceback
+    assert [value[1] for value in pool.run("work", work, JOBS).values()] == list(JOBS)  # no stale result
+    with pytest.raises(RuntimeError, match="Unpicklable: one and two"):
+        pool.run("work", work, {"odd": ("odd",)})
 
 
-def test_what_a_job_raises_is_raised_here(pool):
-    with pytest.raises(ZeroDivisionError, match="of job 2") as error:
-        pool.run("sums", fragile, {"a": (0,), "b": (2,)})
-    assert "in a worker process" in str(error.value.__cause__)
+def test_a_worker_that_dies(pool):
+    with pytest.raises(ChildProcessError, match="a worker process died, perhaps for lack of memory"):
+        pool.run("work", work, {"deadly": ("deadly",)})
+    jobs = {key: (key,) for key in ("deadly", "a", "b", "c")}
+    found = dict(pool.stream(work, jobs, died=lambda key: f"{key} is lost"))
+    assert found.pop("deadly") == "deadly is lost" and {value[1] for value in found.values()} == {"a", "b", "c"}
 
 
-def test_a_worker_that_dies_is_an_error_or_what_the_caller_says_and_is_replaced(pool):
-    with pytest.raises(ChildProcessError, match="a worker process died"):
-        pool.run("sums", fragile, {"a": (1,)})
-    found = dict(pool.stream(fragile, {"a": (0,), "b": (1,), "c": (4,)}, died=lambda key: f"{key} died"))
-    assert found == {"a": 100, "b": "b died", "c": 104}
+def test_workers_end_with_their_pool(shared, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with Pool(shared, workers=2) as pool:
+        pids = {value[2] for value in pool.run("work", work, JOBS).values()}
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+SCRIPT = """
+import os, sys, time
+print("imported", flush=True)
+sys.path.insert(0, {folder!r})
+import torch
+from fedqssl.engines.pool import Pool
+from test_pool import work
+
+with Pool({{"name": "all", "images": torch.ones(300, 300, dtype=torch.uint8)}}, workers=2) as pool:
+    print(sorted({{value[2] for value in pool.run("work", work, {{k: (k,) for k in "ab"}}).values()}}), flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_script_is_imported_once_and_workers_end_with_it(tmp_path, how):
+    """Without a guard by __name__, as newcomers write scripts; however the script ends."""
+    (tmp_path / "script.py").write_text(SCRIPT.format(folder=str(Path(__file__).parent)))
+    started = subprocess.Popen([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert started.stdout is not None and started.stdout.readline() == b"imported\n"
+    pids = eval(started.stdout.readline())
+    assert len(pids) >= 1
+    started.send_signal(how)
+    rest = started.communicate(timeout=60)[0]
+    assert b"imported" not in rest
+    end = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -65,10 +65,10 @@ def test_average_by_hand():
 
 
 def test_momentum_of_nothing_is_the_algorithm():
-    plain, _ = rounds_of(tiny_context(), 2)
-    same, _ = rounds_of(tiny_context(**{"server.optimizer": "momentum", "server.momentum": 0.0}), 2)
+    plain, _ = rounds_of(tiny_context())
+    same, _ = rounds_of(tiny_context(**{"server.optimizer": "momentum", "server.momentum": 0.0}))
     got, want = (read_payload(c.aggregated, 32, tiny_context().task) for c in (same, plain))
-    assert all(torch.allclose(got[n], want[n], atol=1e-5) for n in want)
+    assert all(torch.allclose(got[n], want[n], rtol=2e-3, atol=1e-5) for n in want)  # batch norm travels in 16 bits
 
 
 @pytest.mark.parametrize("algorithm", [n for n, a in ALGORITHMS.items() if a.federates and n != "fed_prox"])

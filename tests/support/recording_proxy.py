@@ -12,7 +12,7 @@ from fleet_processes import PATIENCE
 class RecordingProxy:
     """Use as a context manager; ``sent`` is what clients sent, ``received`` what they got, one connection after the other.
 
-    All connections belong to the event loop of one thread: OpenSSL crashes if one thread reads a connection while another
+    All connections belong to the event loop of one thread: OpenSSL may crash if one thread reads a connection while another
     writes to it.
     """
 

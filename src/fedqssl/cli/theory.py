@@ -79,13 +79,13 @@ def client_features(folder: Path) -> dict[str, Tensor]:
     """Features of every client's own images under its own model, of a finished run."""
     if not (folder / "config.toml").is_file():
         raise ValueError(f"{folder} is not a run: it has no config.toml; start one with fedqssl run --out {folder}")
-    from fedqssl.config import load_config
+    from fedqssl.config import load_run_config
     from fedqssl.evaluation import extract_features
     from fedqssl.federated.context import build_simulation
     from fedqssl.lowbit import load_bytes
     from fedqssl.models.network import feature_extractor
 
-    context = build_simulation(load_config(folder / "config.toml"))
+    context = build_simulation(load_run_config(folder))
     found = {}
     for name in sorted(context.partition.clients):
         path = folder / "clients" / name / "model.fqssl"

@@ -24,6 +24,8 @@ _NOT_ACCURACY = (
     *("data_dir", "devices", "seed", "threads", "workers", "track", "evaluation.knn_every"),
     *("engine", "client_cpus", "deadline"),
 )
+BEFORE: dict[str, object] = {"evaluation.classifier": "sgd"}
+"""What runs did before a setting existed, where that is not its default: a run's own file that lacks the setting is older."""
 _ONLY_FOR = {"beta": "dirichlet", "classes_per_client": "classes", "minority": "skew"}
 
 
@@ -58,6 +60,17 @@ def _single(bits: object) -> bool:
     if isinstance(bits, str):
         return "," not in bits
     return not isinstance(bits, Sequence) or len(bits) == 1
+
+
+def load_run_config(folder: Path) -> RunConfig:
+    """The configuration of a run's folder, which lists every setting that there was when the run began.
+
+    Raises:
+        ConfigError: as :func:`load_config`.
+    """
+    path = folder / "config.toml"
+    missing = BEFORE.keys() - _read(path).keys() if path.is_file() else set[str]()
+    return load_config(path, {name: BEFORE[name] for name in missing})
 
 
 def parse_words(words: Sequence[str]) -> dict[str, Any]:
@@ -145,4 +158,13 @@ def accuracy_settings(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-__all__ = ["RETIRED", "accuracy_settings", "load_config", "parse_words", "read_toml", "to_toml"]
+__all__ = [
+    "BEFORE",
+    "RETIRED",
+    "accuracy_settings",
+    "load_config",
+    "load_run_config",
+    "parse_words",
+    "read_toml",
+    "to_toml",
+]

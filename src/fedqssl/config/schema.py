@@ -137,6 +137,56 @@ class EvaluationConfig(_Section):
     """Rounds between kNN monitors of the aggregated model; 0 is never."""
     probe_images: MaybeCount = None
     """Limit on the training images of the closing linear probe; by default all."""
+    classifier: Literal["regression", "sgd"] = "regression"
+    """How a client's s-bit classifier is made: ``regression`` on the codes that its device sees, or ``sgd`` in its bits."""
+
+
+def _range(value: object) -> object:
+    """On the command line, a range is two numbers with a comma between them."""
+    return tuple(part.strip() for part in value.strip("[]() ").split(",")) if isinstance(value, str) else value
+
+
+MaybeShare = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(_none)]
+MaybeRange = Annotated[Annotated[tuple[Positive, Positive], BeforeValidator(_range)] | None, BeforeValidator(_none)]
+
+
+class ViewsConfig(_Section):
+    """What a view of an image may change (``views.*``); what is not set is the preset's (``fedqssl.ssl.presets``)."""
+
+    preset: Literal["objects", "signs", "textures", "documents", "none"] = "objects"
+    """The kind of images: ``objects`` (SimCLR's views), ``signs`` (large crops, nothing mirrored), ``textures`` (small crops),
+    ``documents`` (as signs, colours do not count), ``none`` (crops alone)."""
+    scale: MaybeRange = None
+    """Range of the cropped share of the image's area, like 0.2,1."""
+    ratio: MaybeRange = None
+    """Range of the crop's width / height, like 0.75,1.33."""
+    flip: MaybeShare = None
+    """Probability of a horizontal flip; 0 where left and right mean different things."""
+    brightness: MaybeShare = None
+    """Largest change of brightness, as a share."""
+    contrast: MaybeShare = None
+    """Largest change of contrast, as a share."""
+    saturation: MaybeShare = None
+    """Largest change of saturation, as a share."""
+    hue: Annotated[Annotated[float, Field(ge=0, le=0.5)] | None, BeforeValidator(_none)] = None
+    """Largest turn of the hue, as a share of the colour circle."""
+    jitter: MaybeShare = None
+    """Probability that a view gets these four changes."""
+    grayscale: MaybeShare = None
+    """Probability that a view turns grey."""
+    size: MaybeCount = None
+    """Side of the views, by default that of the images; smaller ones train faster. Evaluation is always at full size."""
+
+    @model_validator(mode="after")
+    def _increasing(self) -> ViewsConfig:
+        for name, top in (("scale", 1.0), ("ratio", math.inf)):
+            found = getattr(self, name)
+            if found is not None and not found[0] <= found[1] <= top:
+                limit = " up to 1" if top == 1 else ""
+                raise ValueError(
+                    f"{name} takes two increasing numbers{limit}, like 0.5,1; not {found[0]:g},{found[1]:g}"
+                )
+        return self
 
 
 class RunConfig(_Section):
@@ -174,7 +224,7 @@ class RunConfig(_Section):
 
     algorithm: Word = "fed_qssl"
     """By name (``fedqssl list algorithms``)."""
-    objective: Literal["simclr", "simsiam"] = "simclr"
+    objective: Literal["simclr", "simsiam", "dcl", "vicreg"] = "simclr"
     """Self-supervised objective (``fedqssl list objectives``)."""
     model: Word = "resnet18"
     """By name (``fedqssl list models``), or ``package.module:Class``."""
@@ -217,6 +267,10 @@ class RunConfig(_Section):
     lowbit: LowBitConfig = LowBitConfig()
     fedprox: FedProxConfig = FedProxConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    views: ViewsConfig = ViewsConfig()
+    features: Literal["pooled", "grid2", "stages"] = "pooled"
+    """What probes, neighbours and devices see of the model: its last maps averaged, averaged by quarters, or beside those of a
+    stage in the middle."""
 
     @model_validator(mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedqssl.config import load_config, to_toml
+from fedqssl.config import load_config, load_run_config, to_toml
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
 from fedqssl.deploy.keys import public_keys
@@ -68,7 +68,7 @@ class FleetRun:
         images = ServerImages(self.data)
         known = (self.folder.path / "config.toml").exists()
         if known:
-            self.config = load_config(self.folder.path / "config.toml")
+            self.config = load_run_config(self.folder.path)
             self.roster = read_roster(read_json(self.folder.path / "roster.json"))
             self._check_images(images.context(self.config, self.roster))
         before = dict(self.roster)

@@ -177,8 +177,8 @@ class Pool(Generic[S]):
             ) from error
         self._workers_peak = max(self._workers_peak, peak)
         if not fine:
-            raised, trace = result
-            raise raised from RuntimeError(f"in a worker process:\n{trace}")
+            raised, text = result
+            raise raised from RuntimeError(f"in a worker process:\n{text}")
         return key, result
 
 

@@ -60,7 +60,7 @@ def _prepare(threads: int, shared: Any) -> Any:
 
 
 def _portable(error: Exception) -> tuple[Exception, str]:
-    """The error, and its traceback as a text, which would be lost on the way; an error that cannot be sent is described."""
+    """The error, fit to be sent, and its traceback as a text; an error that cannot be sent is described."""
     text = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))

@@ -19,6 +19,7 @@ from fedqssl.federated.algorithms import Algorithm, get_algorithm
 from fedqssl.federated.job import ClientData, Job
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import LowBitOptions
+from fedqssl.ssl.presets import view_config
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +161,8 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
         seed=config.seed,
         options=LowBitOptions(weights=config.lowbit.weights, activation_clip=config.lowbit.activation_clip),
         classes=classes,
+        views=view_config(config.views),
+        classifier=config.evaluation.classifier,
     )
 
 

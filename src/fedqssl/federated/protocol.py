@@ -7,7 +7,7 @@ import json
 
 from fedqssl.config import RunConfig
 from fedqssl.config.keys import flat
-from fedqssl.config.load import accuracy_settings
+from fedqssl.config.load import BEFORE, accuracy_settings
 from fedqssl.federated.algorithms import get_algorithm
 
 _VERSION = 2
@@ -21,13 +21,13 @@ _ALWAYS_COUNTED = frozenset(
         *("lowbit.scale", "lowbit.rounding", "lowbit.activation_clip", "fedprox.mu", "evaluation.probe_images"),
     )
 )
-"""The settings of the first digests. Never add to it: a newer setting counts only where it is not at its default, so that
-digests of runs from before it stay as they are, and unfinished ones can be resumed."""
+"""The settings of the first digests. Never add to it: a newer setting counts only where it is not what runs did before it, so
+that digests of runs from before it stay as they are, and unfinished ones can be resumed."""
 
 
 def protocol(config: RunConfig) -> str:
     """12 hexadecimal digits of :func:`accuracy_settings` and of how this version evaluates and runs the algorithm."""
-    defaults = flat(RunConfig().model_dump(mode="json"))
+    defaults = {**flat(RunConfig().model_dump(mode="json")), **BEFORE}
     settings = {
         key: value
         for key, value in accuracy_settings(config).items()

@@ -7,18 +7,19 @@ import functools
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedqssl.evaluation.classifier import ClassifierKind
 from fedqssl.federated.randomness import derived_seed
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import build_model
 from fedqssl.ssl.objectives import get_objective
-from fedqssl.ssl.views import two_views
+from fedqssl.ssl.views import ViewConfig, two_views
 
 SUPERVISED = "supervised"
 """The objective of the supervised baselines: cross-entropy of a linear classifier, which takes the heads' place."""
@@ -37,6 +38,8 @@ class Task:
     seed: int
     options: LowBitOptions
     classes: int = 0
+    views: ViewConfig = field(default_factory=ViewConfig)
+    classifier: ClassifierKind = "sgd"
 
     @property
     def supervised(self) -> bool:
@@ -69,6 +72,10 @@ class Task:
     def steps(self, images: int) -> int:
         """Steps of an epoch (:func:`batches`): full batches only; fewer images than a batch make one step."""
         return max(images // self.batch_size, 1)
+
+    def two_views(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Two views of each uint8 image (N, C, H, W), as the run's settings make them: (2N, C, H', W')."""
+        return two_views(images, generator, self.views)
 
     def loss(self, outputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """The objective's loss of 2N views; labels (N,) are for the supervised one alone."""
@@ -110,7 +117,7 @@ def train_epoch(
     total, steps = 0.0, 0
     with _own_randomness(generator):
         for index in batches(len(images), task.batch_size, generator):
-            views = two_views(images[index], generator)
+            views = task.two_views(images[index], generator)
             with torch.set_grad_enabled(opt is not None):
                 loss = task.loss(model(views), None if labels is None else labels[index])
             if opt is not None:

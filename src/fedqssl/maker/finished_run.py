@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, fx
 
-from fedqssl.config import RunConfig, load_config
+from fedqssl.config import RunConfig, load_run_config
 from fedqssl.data.images import ImageSet
 from fedqssl.data.registry import load_dataset
 from fedqssl.device.model import extractor_of
@@ -69,7 +69,7 @@ class FinishedRun:
         folder = RunFolder.open(path)
         if not (path / "result.json").is_file():
             raise RunError(f"{path} is not finished; resume it first: fedqssl run --resume {path}")
-        return cls(folder, load_config(path / "config.toml"), RunResult.read(path))
+        return cls(folder, load_run_config(path), RunResult.read(path))
 
     @cached_property
     def context(self) -> Simulation:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedqssl.evaluation.local import LowBitClassifier, fit_lowbit_classifier
+from fedqssl.evaluation.classifier import fit_classifier
+from fedqssl.evaluation.local import LowBitClassifier
 from fedqssl.evaluation.outcome import Outcome, outcome
 from fedqssl.evaluation.probe import knn_probabilities
 from fedqssl.federated.randomness import derived_seed, generator
@@ -144,7 +145,7 @@ def fit_probe(
             shares = knn_probabilities(known, labels, asked, classes)
         else:
             seed = derived_seed(task.seed, "local probe", name, *purpose)
-            classifier = fit_lowbit_classifier(known, labels, classes, bits, seed=seed)
+            classifier = fit_classifier(task.classifier, known, labels, classes, bits, seed)
             shares = classifier.logits(asked).softmax(1)
     counts = tuple(labels.bincount(minlength=classes).tolist())
     judged = outcome(shares, data.test_labels)

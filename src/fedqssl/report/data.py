@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedqssl.config import RunConfig, load_config
+from fedqssl.config import RunConfig, load_run_config
 from fedqssl.federated.algorithms import Algorithm, AlgorithmError, get_algorithm
 from fedqssl.federated.protocol import protocol
 from fedqssl.imported import one_line
@@ -241,7 +241,7 @@ def read_run(path: Path) -> RunData:
     Raises:
         ValueError: if a file of the run cannot be read; one line that names it.
     """
-    config = load_config(path / "config.toml")
+    config = load_run_config(path)
     partition, data = _json(path / "partition.json"), _json(path / "data.json") or {}
     try:
         train = {str(n): _count(c["train"]) for n, c in partition["clients"].items()}

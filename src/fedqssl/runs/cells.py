@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedqssl import files
-from fedqssl.config import RunConfig, load_config
+from fedqssl.config import RunConfig, load_run_config
 from fedqssl.config.load import accuracy_settings
 from fedqssl.runs.result import RunResult
 
@@ -56,7 +56,7 @@ def state_of(cell: Cell, out: Path) -> State:
     folder = cell.folder(out)
     if not (folder / "config.toml").is_file():
         return State.NEW
-    differing = differences(load_config(folder / "config.toml"), cell.config)
+    differing = differences(load_run_config(folder), cell.config)
     if differing:
         raise CellError(
             f"{folder} was run with other settings ({'; '.join(differing)}); choose another --out, or remove that folder"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedqssl.config import RunConfig, load_config
+from fedqssl.config import RunConfig, load_run_config
 from fedqssl.config.keys import nearest_key
 from fedqssl.config.load import accuracy_settings
 from fedqssl.config.schema import known_keys
@@ -81,7 +81,7 @@ def finished_runs(paths: Sequence[Path], finished_only: bool = False) -> list[Fi
 def _read(folder: Path) -> Finished:
     environment = read_json(folder / "environment.json") if (folder / "environment.json").is_file() else {}
     content = environment.get(CONTENT) if isinstance(environment, dict) else None
-    return Finished(folder, load_config(folder / "config.toml"), read_result(folder), str(content or ""))
+    return Finished(folder, load_run_config(folder), read_result(folder), str(content or ""))
 
 
 def check_comparable(runs: Sequence[Finished], across: Sequence[str]) -> None:

@@ -10,14 +10,13 @@ from torch import Tensor, fx
 
 from fedqssl.engines.pool import Pool
 from fedqssl.evaluation import extract_features, knn_accuracy, linear_probe
+from fedqssl.evaluation.classifier import fit_classifier
 from fedqssl.evaluation.collapse import Collapse, collapse_signals
-from fedqssl.evaluation.local import fit_lowbit_classifier
 from fedqssl.federated.context import Context, Simulation
 from fedqssl.federated.randomness import derived_seed, generator
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import load_bytes
 from fedqssl.models.network import feature_extractor
-from fedqssl.ssl.views import two_views
 
 Which = Literal["global", "local"]
 Labeled = tuple[Tensor, Tensor]
@@ -62,7 +61,7 @@ def collapse_monitor(context: Context, aggregated: fx.GraphModule) -> Collapse:
     """Label-free signals of the aggregated model on views of the buffer; the same views in every round."""
     images = context.buffer()[:COLLAPSE_IMAGES]
     aggregated.eval()
-    views = two_views(images, generator(context.config.seed, "collapse signals"))
+    views = context.task.two_views(images, generator(context.config.seed, "collapse signals"))
     x, y = feature_extractor(aggregated)(views).flatten(1).chunk(2)
     return collapse_signals(x, y)
 
@@ -140,4 +139,4 @@ def own_accuracy(task: Task, name: str, bits: int, payload: bytes, train: Labele
     encoder = feature_extractor(model)
     x, y = (extract_features(encoder, images) for images, _ in (train, test))
     seed = derived_seed(task.seed, "local probe", name)
-    return fit_lowbit_classifier(x, train[1], task.classes, bits, seed=seed).accuracy(y, test[1])
+    return fit_classifier(task.classifier, x, train[1], task.classes, bits, seed).accuracy(y, test[1])

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from fedqssl import __version__
-from fedqssl.config import RunConfig, load_config, to_toml
+from fedqssl.config import RunConfig, load_run_config, to_toml
 from fedqssl.config.keys import nearest
 from fedqssl.cost.planner import with_device_bits
 from fedqssl.data.images import DataWarning
@@ -100,7 +100,7 @@ def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) 
     if (folder / "result.json").exists():
         progress.say(f"{folder} is finished")
         return RunResult.read(folder)
-    config = load_config(folder / "config.toml")
+    config = load_run_config(folder)
     _check(config)
     _check_same_settings(config, found)
     context, _ = _loaded(config, progress)

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from fedqssl.imported import nearest
 from fedqssl.models.resnet import projector
+from fedqssl.ssl.dcl import dcl
 from fedqssl.ssl.simclr import nt_xent
 from fedqssl.ssl.simsiam import SimSiamHeads, simsiam_loss
+from fedqssl.ssl.vicreg import expander, vicreg
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,20 @@ def _simsiam(outputs: Tensor, temperature: float) -> Tensor:
     return simsiam_loss(p, z)
 
 
+def _vicreg(outputs: Tensor, temperature: float) -> Tensor:
+    return vicreg(outputs)
+
+
 OBJECTIVES: dict[str, Objective] = {
     entry.name: entry
     for entry in (
         Objective("simclr", "InfoNCE over the batch's other images (the paper's)", projector, nt_xent),
         Objective(
             "simsiam", "prediction of the other view, no negatives; ignores ssl.temperature", SimSiamHeads, _simsiam
+        ),
+        Objective("dcl", "InfoNCE without the positive pair in its denominator", projector, dcl),
+        Objective(
+            "vicreg", "spread and uncorrelated features, no negatives; ignores ssl.temperature", expander, _vicreg
         ),
     )
 }

@@ -52,6 +52,8 @@ class ViewConfig:
         hue: rotation in YIQ by up to this share of a full turn, at most 0.5.
         jitter_p: probability that an image gets the four changes above.
         grayscale_p: probability that a colour image turns grey.
+        size: side of the square views, or None for views as large as the images. Smaller views train faster; features are
+            still extracted from whole images at full size.
     """
 
     scale: tuple[float, float] = (0.2, 1.0)
@@ -63,13 +65,16 @@ class ViewConfig:
     hue: float = 0.1
     jitter_p: float = 0.8
     grayscale_p: float = 0.2
+    size: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale must be an increasing range within (0, 1], not {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(f"ratio must be an increasing range of positive numbers, not {self.ratio}")
-        for field in fields(self)[2:]:
+        if self.size is not None and self.size < 1:
+            raise ValueError(f"size must be at least 1, not {self.size}")
+        for field in fields(self)[2:-1]:
             value, top = getattr(self, field.name), 0.5 if field.name == "hue" else 1.0
             if not 0 <= value <= top:
                 raise ValueError(f"{field.name} must be within [0, {top:g}], not {value}")
@@ -84,7 +89,7 @@ def two_views(images: Tensor, generator: torch.Generator, config: ViewConfig | N
         config: what the views may change.
 
     Returns:
-        (2N, C, H, W) float32 in [0, 1], channels_last.
+        (2N, C, H, W) float32 in [0, 1], channels_last; H = W = ``config.size`` if it is set.
     """
     return _views(images, 2, generator, config or ViewConfig())
 
@@ -105,17 +110,17 @@ def crop_positions(start: Tensor, length: Tensor, size: int, flip: Tensor | None
     return p.clamp_(start[:, None], (start + length - 1)[:, None])
 
 
-def interpolation_matrix(p: Tensor) -> Tensor:
-    """Linear interpolation at positions p: ``W[o, i] = max(0, 1 - |p(o) - i|)``; (N, S) -> (N, S, S)."""
-    pixel = torch.arange(p.shape[1], device=p.device, dtype=p.dtype)
+def interpolation_matrix(p: Tensor, size: int) -> Tensor:
+    """Linear interpolation of a line of ``size`` pixels at p: ``W[o, i] = max(0, 1 - |p(o) - i|)``; (N, S) -> (N, S, size)."""
+    pixel = torch.arange(size, device=p.device, dtype=p.dtype)
     return torch.relu_(torch.rsub((p[:, :, None] - pixel).abs_(), 1.0))
 
 
 def resample(images: Tensor, p_y: Tensor, p_x: Tensor) -> Tensor:
-    """Bilinear values of float images (N, C, H, W) at rows p_y (N, H), columns p_x (N, W): ``Wy x Wx^T``."""
+    """Bilinear values of float images (N, C, H, W) at rows p_y (N, H'), columns p_x (N, W'): ``Wy x Wx^T``, (N, C, H', W')."""
     n, c, h, w = images.shape
-    wide = torch.bmm(images.view(n, c * h, w), interpolation_matrix(p_x).mT).view(n, c, h, w)
-    return torch.matmul(interpolation_matrix(p_y)[:, None], wide)
+    wide = torch.bmm(images.view(n, c * h, w), interpolation_matrix(p_x, w).mT).view(n, c, h, p_x.shape[1])
+    return torch.matmul(interpolation_matrix(p_y, h)[:, None], wide)
 
 
 def color_matrix(brightness: Tensor, contrast: Tensor, saturation: Tensor, turn: Tensor) -> Tensor:
@@ -137,7 +142,9 @@ def _views(images: Tensor, count: int, generator: torch.Generator, config: ViewC
     matrix, lift = _colors(draws[5:], c, config)
     if images.dtype == torch.uint8:
         matrix, lift = matrix / 255, lift / 255
-    out = torch.empty((count * n, c, h, w), device=images.device, memory_format=torch.channels_last)
+    out = torch.empty(
+        (count * n, c, p_y.shape[1], p_x.shape[1]), device=images.device, memory_format=torch.channels_last
+    )
     block = max(1, _BLOCK_BYTES // (4 * c * h * w))
     for first in range(0, n, block):
         pixels = images[first : first + block].float().contiguous()
@@ -158,15 +165,15 @@ def _check(images: Tensor) -> None:
 
 
 def _crops(draws: Tensor, h: int, w: int, config: ViewConfig) -> tuple[Tensor, Tensor]:
-    """Positions (N, H) and (N, W) of random resized crops; a crop longer than the image is cut to fit."""
+    """Positions (N, H') and (N, W') of random resized crops; a crop longer than the image is cut to fit."""
     area, shape, top, left, mirror = draws  # (N,) each, uniform in [0, 1)
     low, high = (math.log(bound) for bound in config.ratio)
     side = torch.sqrt((config.scale[0] + (config.scale[1] - config.scale[0]) * area) * (h * w))
     stretch = torch.exp((low + (high - low) * shape) / 2)  # square root of width / height
     rows = (side / stretch).round_().clamp_(1, h)
     columns = (side * stretch).round_().clamp_(1, w)
-    p_y = crop_positions((top * (h + 1 - rows)).floor_(), rows, h)
-    p_x = crop_positions((left * (w + 1 - columns)).floor_(), columns, w, mirror < config.flip_p)
+    p_y = crop_positions((top * (h + 1 - rows)).floor_(), rows, config.size or h)
+    p_x = crop_positions((left * (w + 1 - columns)).floor_(), columns, config.size or w, mirror < config.flip_p)
     return p_y, p_x
 
 
@@ -186,12 +193,12 @@ def _colors(draws: Tensor, c: int, config: ViewConfig) -> tuple[Tensor, Tensor]:
 
 def _render(pixels: Tensor, p_y: Tensor, p_x: Tensor, matrix: Tensor, lift: Tensor) -> Tensor:
     """One view of each image: ``clamp(M (Wy image Wx^T) + lift m)``, m the mean luma of the cropped view."""
-    n, c, h, w = pixels.shape
-    view = resample(pixels, p_y, p_x).view(n, c, h * w)
+    n, c = pixels.shape[:2]
+    view = resample(pixels, p_y, p_x).flatten(2)  # (N, C, H' W')
     mean = view.mean(2)  # (N, C)
     luma = mean @ _YIQ[0].to(mean) if c == 3 else mean.view(n)
     out = torch.bmm(matrix, view).add_((lift * luma)[:, None, None])
-    return out.clamp_(0, 1).view(n, c, h, w)
+    return out.clamp_(0, 1).view(n, c, p_y.shape[1], p_x.shape[1])
 
 
 __all__ = ["ViewConfig", "augment", "color_matrix", "crop_positions", "resample", "two_views"]

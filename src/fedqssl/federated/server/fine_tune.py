@@ -11,7 +11,6 @@ from fedqssl.federated.randomness import generator
 from fedqssl.federated.state import State, read_state, write_state
 from fedqssl.federated.task import Task, batches, train_epoch
 from fedqssl.lowbit import LowBitSGD
-from fedqssl.ssl.views import two_views
 
 SETTLE_BATCHES = 100
 """Batches behind settled batch-norm statistics: at momentum 0.1, 0.003% of the start is left."""
@@ -52,6 +51,6 @@ def settle(state: State, images: Tensor, task: Task) -> State:
     count = 0
     while count < SETTLE_BATCHES:
         for index in batches(len(images), task.batch_size, draws):
-            full(two_views(images[index], draws))
+            full(task.two_views(images[index], draws))
             count += 1
     return {**state, **read_state(full)}

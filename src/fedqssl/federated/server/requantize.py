@@ -10,7 +10,6 @@ from fedqssl.federated.state import State, read_state, write_state
 from fedqssl.federated.task import Task, batches, train_epoch
 from fedqssl.lowbit import LowBitSGD, to_bytes
 from fedqssl.lowbit.layers import RangeCodes
-from fedqssl.ssl.views import two_views
 
 
 def requantize(state: State, bits: int, buffer: Tensor, task: Task, round_number: int, epochs: int, lr: float) -> bytes:
@@ -44,4 +43,4 @@ def _find_ranges(model: fx.GraphModule, buffer: Tensor, task: Task, round_number
             module.train()
     draws = generator(task.seed, "activation ranges", round_number)
     for index in batches(len(buffer), task.batch_size, draws):
-        model(two_views(buffer[index], draws))
+        model(task.two_views(buffer[index], draws))

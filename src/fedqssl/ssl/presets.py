@@ -1,0 +1,39 @@
+"""Views by kind of images: what may change without changing what the image shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fedqssl.config.schema import ViewsConfig
+from fedqssl.ssl.views import ViewConfig
+
+VIEW_PRESETS: dict[str, ViewConfig] = {
+    "objects": ViewConfig(),
+    "signs": ViewConfig(scale=(0.5, 1.0), flip_p=0.0),
+    "textures": ViewConfig(scale=(0.1, 0.6), hue=0.05),
+    "documents": ViewConfig(scale=(0.5, 1.0), flip_p=0.0, saturation=0.0, hue=0.0, grayscale_p=0.5),
+    "none": ViewConfig(
+        flip_p=0.0, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0, jitter_p=0.0, grayscale_p=0.0
+    ),
+}
+"""``objects``: SimCLR's for CIFAR. ``signs``: shapes count and have a right way round. ``textures``: any small part shows it all.
+``documents``: shapes count, colours do not. ``none``: crops alone, which no contrastive objective can do without."""
+
+_FIELDS = {"flip": "flip_p", "jitter": "jitter_p", "grayscale": "grayscale_p"}
+
+
+def view_config(settings: ViewsConfig) -> ViewConfig:
+    """The views that ``views.*`` asks for: the preset's, with the settings that are not None in place of its own.
+
+    Example:
+        >>> view_config(ViewsConfig()) == ViewConfig()
+        True
+        >>> view_config(ViewsConfig(preset="signs", size=24)).flip_p
+        0.0
+    """
+    given: dict[str, Any] = settings.model_dump(exclude={"preset"}, exclude_none=True)
+    return replace(VIEW_PRESETS[settings.preset], **{_FIELDS.get(name, name): value for name, value in given.items()})
+
+
+__all__ = ["VIEW_PRESETS", "view_config"]
