@@ -24,7 +24,7 @@ test-full: lint
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m unit
 
-# Deliberate slips in copies of the code, all of which the tests must notice (tests/mutants.toml). MUTANTS='--only runs/ --jobs 1'
+# Deliberate slips in copies of the code, all of which the tests must notice. For some: make mutants MUTANTS='--only runs/ --jobs 1'
 mutants: $(STAMP)
 	$(BIN)/python tests/run_mutants.py $(MUTANTS)
 

@@ -6,8 +6,7 @@ Nothing of ``fedqssl.runs.evaluate`` is used to say what the figures should be.
 import pytest
 import torch
 
-from fedqssl.evaluation import extract_features
-from fedqssl.evaluation.local import fit_lowbit_classifier
+from fedqssl.evaluation import classifier, extract_features
 from fedqssl.evaluation.probe import fit_classifier
 from fedqssl.federated.randomness import derived_seed
 from fedqssl.lowbit import load_bytes
@@ -45,9 +44,9 @@ def on_split(context, name: str, payload: bytes, known, asked) -> float:
     encoder = feature_extractor(loaded(context, bits, payload))
     x, y = (extract_features(encoder, train.images[part]) for part in (known, asked))
     seed = derived_seed(context.config.seed, "local probe", name)
-    return fit_lowbit_classifier(x, train.labels[known], context.task.classes, bits, seed=seed).accuracy(
-        y, train.labels[asked]
-    )
+    settings = context.task.classes, bits, seed
+    fitted = classifier.fit_classifier(context.task.classifier, x, train.labels[known], *settings)
+    return fitted.accuracy(y, train.labels[asked])
 
 
 def test_clients_are_judged_on_their_own_held_out_images(finished, context):
@@ -70,8 +69,8 @@ def test_the_last_aggregate_is_probed_with_training_labels_and_judged_on_test_im
 
     def probed(payload: bytes, known, labels) -> float:
         encoder = feature_extractor(loaded(context, 32, payload))
-        classifier = fit_classifier(extract_features(encoder, known), labels, context.task.classes)
-        return share(classifier(extract_features(encoder, test.images)).argmax(1), test.labels)
+        probe = fit_classifier(extract_features(encoder, known), labels, context.task.classes)
+        return share(probe(extract_features(encoder, test.images)).argmax(1), test.labels)
 
     last = RunFolder(finished.folder).latest()
     assert last.rounds_done == finished.rounds

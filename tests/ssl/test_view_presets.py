@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fedqssl.config import ConfigError
-from fedqssl.config.load import load_config, protocol, to_toml
+from fedqssl.config.load import load_config, to_toml
 from fedqssl.config.schema import RunConfig, ViewsConfig, make_config
+from fedqssl.federated.protocol import protocol
 from fedqssl.ssl import ViewConfig, two_views
 from fedqssl.ssl.presets import VIEW_PRESETS, view_config
 

@@ -28,6 +28,7 @@ UNIT = (
     "test_architecture.py",
     "test_marks.py",
     "test_mutants.py",
+    "test_plotting.py",
 )
 INTEGRATION = (
     "cli",
@@ -44,6 +45,9 @@ INTEGRATION = (
     "examples",
     "federated/test_algorithm_template.py",
     "federated/test_algorithms.py",
+    "federated/test_client.py",
+    "federated/test_context.py",
+    "federated/test_operators.py",
     "federated/test_updates.py::test_a_bad_upload_is_left_out_and_the_round_goes_on",
     "federated/test_updates.py::test_rejections_are_counted_in_the_run_and_bytes_are_the_buffers",
     "federated/test_updates.py::test_too_few_valid_uploads_end_in_one_line_and_the_run_can_go_on",
@@ -52,6 +56,7 @@ INTEGRATION = (
     "lowbit/test_container_hostile.py::test_claims_of_terabytes_allocate_nothing",
     "lowbit/test_optim.py::test_scale_ratchet_round_policy_keeps_the_spread_where_max_inflates_it",
     "lowbit/test_optim.py::test_zero_gradient_changes_no_code_in_1000_stochastic_steps",
+    "maker",
     "quant/test_compand.py::test_zero_gradient_changes_no_code_in_1000_stochastic_steps",
     "quant/test_kernels.py::test_bad_environment_variable_is_a_clear_error",
     "quant/test_kernels.py::test_environment_variable",
@@ -64,6 +69,7 @@ INTEGRATION = (
     "studies/theory/test_theory_cli.py",
     "studies/theory/test_theory_lemma1.py::test_off_grid_slopes_are_minus_two",
     "test_docs.py",
+    "test_files.py",
     "test_readme.py",
     "test_wheel.py",
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedqssl.federated.server_state import equal
-from fedqssl.runs.folder import Checkpoint, RunError, RunFolder, Totals
+from fedqssl.runs.folder import Checkpoint, RunError, RunFolder, RunTotals
 
 
 @pytest.fixture
@@ -16,15 +16,15 @@ def folder(tmp_path) -> RunFolder:
 
 def test_totals_by_hand():
     """Sent is what goes down to a client, received what comes up from it."""
-    one = Totals().plus({"a": b"123", "b": b"1"}, {"a": b"12"}, 1.5, 0.25)
+    one = RunTotals().plus({"a": b"123", "b": b"1"}, {"a": b"12"}, 1.5, 0.25)
     two = one.plus({"a": b"1234"}, {"a": b"1", "c": b"12345"}, 2.0, 0.5)
-    assert one == Totals({"a": 2}, {"a": 3, "b": 1}, 1.5, 0.25)
-    assert two == Totals({"a": 3, "c": 5}, {"a": 7, "b": 1}, 3.5, 0.75)
+    assert one == RunTotals({"a": 2}, {"a": 3, "b": 1}, 1.5, 0.25)
+    assert two == RunTotals({"a": 3, "c": 5}, {"a": 7, "b": 1}, 3.5, 0.75)
 
 
 def test_the_servers_state_is_in_the_checkpoint(folder):
     state = {"momentum/m/a.weight": torch.tensor([0.1, -2.0]), "steps": 3}
-    folder.save(Checkpoint(1, {"a": b"x"}, b"whole", Totals(), state))
+    folder.save(Checkpoint(1, {"a": b"x"}, b"whole", RunTotals(), state))
     assert equal(folder.latest().server_state, state)
     file = folder.checkpoints / "round-00001" / "server-state.fqssl"
     file.write_bytes(file.read_bytes()[:-1] + b"\x00")
@@ -34,7 +34,7 @@ def test_the_servers_state_is_in_the_checkpoint(folder):
 
 def test_the_newest_checkpoint_is_the_one_to_resume_from(folder):
     for number in (9, 10):
-        folder.save(Checkpoint(number, {"a": bytes([number])}, None, Totals()))
+        folder.save(Checkpoint(number, {"a": bytes([number])}, None, RunTotals()))
     assert folder.latest().rounds_done == 10 and folder.latest().payloads == {"a": bytes([10])}
 
 
