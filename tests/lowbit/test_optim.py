@@ -44,6 +44,18 @@ def test_nearest_step_is_Q_of_x_minus_a_g(bits, weights):
     assert weight.m == m
 
 
+@pytest.mark.parametrize("rule", ["latent", "residual"])
+def test_rules_with_memory_round_codes_to_nearest(rule):
+    """Whatever ``rounding`` says: what rounding drops is kept, so there is nothing to draw."""
+    model, weight = one_layer(gaussian(32, 0.1), 4)
+    opt = LowBitSGD(model, lr=0.5, rule=rule, rounding="stochastic")
+    x, m = weight.parameters_of_codes(), weight.m
+    put_gradient(weight, gaussian(32, 0.05, seed=1))
+    want = compand_codes(x - 0.5 * weight.gradient.unpack().double(), 4, m, weight.compander)
+    opt.step()
+    assert torch.equal(weight.unpacked(), want)
+
+
 @pytest.mark.parametrize("bits", [12, 16])
 @pytest.mark.parametrize("weights", ["level", "value"])
 def test_zero_gradient_changes_no_code_in_1000_stochastic_steps(bits, weights):
