@@ -1,6 +1,7 @@
 """The server's operators do their jobs with the round's own number and the server's own learning rate."""
 
 import pytest
+import torch
 
 from fedqssl.engines.pool import Pool
 from fedqssl.federated.server import dequantize, requantize
@@ -30,8 +31,8 @@ def operators(context, start):
 def test_dequantized_by_client(context, start, operators):
     found = operators.dequantize(start.payloads)
     for name, bits in context.bits.items():
-        _, loss = dequantize(start.payloads[name], bits, context.buffer(), context.task, ROUND, 1, SERVER_LR)
-        assert found[name][1] == loss
+        state, loss = dequantize(start.payloads[name], bits, context.buffer(), context.task, ROUND, 1, SERVER_LR)
+        assert found[name][1] == loss and all(torch.equal(found[name][0][key], x) for key, x in state.items())
 
 
 def test_requantized_once_per_bitwidth_for_every_client(context, operators):
