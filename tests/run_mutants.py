@@ -121,10 +121,10 @@ def judge(slip: Slip, tree: Path, limit: float) -> tuple[str, str]:
     finally:
         file.write_text(before, encoding="utf-8")
         _forget_compiled(file)
-    if code == 1:
-        return NOTICED, output
     if code is None:
         return f"TIMED OUT after {limit:g} s", output
+    if code == 1 or code < 0:  # a test failed, or the slip ended the process
+        return NOTICED, output
     if code == 0:
         return ("SURVIVED" if re.search(r"\d+ passed", output) else SKIPPED), output
     return f"BROKEN: pytest ended with {code}", output

@@ -47,6 +47,15 @@ def test_private_keys_are_private(fleet):
     assert len(list(fleet.path.rglob("key"))) == 2
 
 
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_private_key_that_others_can_read_is_refused(fleet, mode):
+    key = next(fleet.path.glob("clients/*/key"))
+    read_key(key)
+    key.chmod(mode)
+    with pytest.raises(FleetError, match="can be read by others; run chmod 600"):
+        read_key(key)
+
+
 def test_keys_never_get_into_a_commit(fleet):
     subprocess.run(["git", "init", "-q"], cwd=fleet.path.parent, check=True)
     found = subprocess.run(
