@@ -52,7 +52,7 @@ def test_a_private_key_that_others_can_read_is_refused(fleet, mode):
     key = next(fleet.path.glob("clients/*/key"))
     read_key(key)
     key.chmod(mode)
-    with pytest.raises(FleetError, match="can be read by others; run chmod 600"):
+    with pytest.raises(FleetError, match="can be read by other users; run chmod 600"):
         read_key(key)
 
 
