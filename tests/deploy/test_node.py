@@ -93,7 +93,7 @@ def served(fleet, monkeypatch, server):
 def test_a_connection_that_breaks_is_said_noted_and_made_again(fleet, monkeypatch, restored):
     pulls = [NOTHING, status(500), NOTHING, KeyboardInterrupt()]
     server = served(fleet, monkeypatch, Server(PullMessages=pulls))
-    assert "broke (HTTP status 500); trying again" in server.said and "500" in server.log["disconnected"]["what"]
+    assert "broke (HTTP status 500); retrying" in server.said and "500" in server.log["disconnected"]["what"]
     assert server.count("ActivateNode") == 2 and "stopped" in server.log
 
 
