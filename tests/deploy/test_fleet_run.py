@@ -160,7 +160,7 @@ def test_whoever_comes_after_the_last_round_is_too_late(fleet, pictures, tmp_pat
     )
     result = run_of(fleet, grid, pictures).play(shown)
     assert sorted(result.clients) == ["car-1", "car-2"]
-    assert "warning: car-2 has not got its final model: it crashed: gone" in shown.lines
+    assert "warning: car-2 did not receive its final model: it crashed: gone" in shown.lines
 
 
 def test_a_run_that_goes_on_waits_for_the_clients_it_had(fleet, pictures, tmp_path):
@@ -190,9 +190,9 @@ def test_who_is_not_who_its_key_says_stays_out(fleet, pictures, tmp_path):
     parties, shown = roles(pictures, tmp_path), Lines()
     parties["van-3"].name = "car-1"
     run_of(fleet, FleetGrid(fleet, parties), pictures).play(shown)
-    assert "warning: van-3 cannot take part: it calls itself 'car-1', but its key is that of 'van-3'" in shown.lines
+    assert "warning: van-3 cannot take part: it reports the name 'car-1', but its key belongs to 'van-3'" in shown.lines
     assert sorted(lines_of(fleet)[0]["weights"]) == ["car-1", "car-2"]
-    assert control.collect(fleet)["clients"]["van-3"]["refused"].startswith("it calls itself 'car-1'")
+    assert control.collect(fleet)["clients"]["van-3"]["refused"].startswith("it reports the name 'car-1'")
     from fedqssl.deploy.roster import refusal
 
     before = Capabilities("a", 4, 10, 2)

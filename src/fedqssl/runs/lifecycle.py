@@ -57,7 +57,18 @@ ENGINES: dict[str, Callable[[Pool[Simulation]], AbstractContextManager[Engine]]]
 def start(
     config: RunConfig, out: Path, *, overwrite: bool = False, say: Say = print, progress: Progress | None = None
 ) -> RunResult:
-    """Run a configuration in a new folder; ``progress`` shows more than the lines that go to ``say``."""
+    """Run a configuration in a new folder.
+
+    Args:
+        config: the settings, as from :func:`fedqssl.config.load_config`.
+        out: the run's folder; an error if it exists, unless ``overwrite`` is set.
+        overwrite: replace the run in ``out``, if there is one.
+        say: receives the lines of progress.
+        progress: shows more than lines (a bar, for example); replaces ``say``.
+
+    Raises:
+        RunError: one line that says what to do.
+    """
     _check(config)
     RunFolder.check_new(out, overwrite)
     config = with_device_bits(config)
@@ -94,7 +105,16 @@ def _loaded(config: RunConfig, progress: Progress) -> tuple[Simulation, list[str
 
 
 def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) -> RunResult:
-    """Resume a run from its last checkpoint, bit for bit; the result of a finished run is only read."""
+    """Resume a run from its last checkpoint, bit for bit; the result of a finished run is only read.
+
+    Args:
+        folder: the run's folder.
+        say: receives the lines of progress.
+        progress: shows more than lines (a bar, for example); replaces ``say``.
+
+    Raises:
+        RunError: the folder is not a run, or its settings or data have changed; says what to do.
+    """
     found = RunFolder.open(folder)
     progress = progress or Progress(say)
     if (folder / "result.json").exists():
