@@ -51,6 +51,7 @@ INTEGRATION = (
     "lowbit/test_container_hostile.py::test_claims_of_terabytes_allocate_nothing",
     "lowbit/test_optim.py::test_scale_ratchet_round_policy_keeps_the_spread_where_max_inflates_it",
     "lowbit/test_optim.py::test_zero_gradient_changes_no_code_in_1000_stochastic_steps",
+    "maker",
     "quant/test_compand.py::test_zero_gradient_changes_no_code_in_1000_stochastic_steps",
     "quant/test_kernels.py::test_bad_environment_variable_is_a_clear_error",
     "quant/test_kernels.py::test_environment_variable",
