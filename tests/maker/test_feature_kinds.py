@@ -1,5 +1,6 @@
 """A device file of any kind of features does what the run measured."""
 
+import io
 import json
 
 import pytest
@@ -60,3 +61,21 @@ def test_neighbours_see_the_same_features(run):
     probe = probe_client(run, "client-00", ProbeSettings(method="knn"))
     assert probe.classifier is None and 0 <= probe.outcome.accuracy <= 1
     assert run.features("client-00", [run.own("client-00").test])[0].shape[1] == DIM[run.config.features]
+
+
+def test_the_service_answers_as_the_model_does(run):
+    pytest.importorskip("starlette")
+    from PIL import Image
+    from starlette.testclient import TestClient
+
+    from fedqssl.serve.app import make_app
+    from fedqssl.serve.limits import LOOPBACK, Limits
+
+    model, picture = from_bytes(device_bytes(run, "client-00")), io.BytesIO()
+    Image.fromarray(run.own("client-00").test[0].permute(1, 2, 0).numpy()).save(picture, "png")
+    client = TestClient(make_app(model, Limits(), LOOPBACK), base_url="http://localhost")
+    answer = client.post("/predict", files=[("images", ("a.png", picture.getvalue()))])
+    assert answer.status_code == 200
+    expected = model.predict(picture.getvalue())[0]
+    best = answer.json()["predictions"][0]["top"][0]
+    assert (best["name"], best["probability"]) == (expected.name, pytest.approx(expected.probability))
