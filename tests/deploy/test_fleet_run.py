@@ -210,3 +210,19 @@ def test_supervised_algorithms_need_numbered_classes(fleet, pictures, tmp_path):
         run_of(fleet, grid, pictures).play(Lines())
     result = run_of(fleet, grid, pictures, f"folder:{pictures}/eval").play(Lines())
     assert 0 <= result.global_accuracy <= 1 and result.clients["car-1"].local_accuracy is not None
+
+
+def test_features_that_the_network_does_not_have_are_refused_before_clients_are_asked(
+    fleet, pictures, tmp_path, monkeypatch
+):
+    layers = "nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()"
+    (tmp_path / "flat_network.py").write_text(
+        f"from torch import nn\ndef flat():\n    return nn.Sequential({layers})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    wanted(fleet, model="flat_network:flat", features="stages")
+    grid = FleetGrid(fleet, roles(pictures, tmp_path))
+    grid.before = lambda message: pytest.fail("a client was asked")
+    with pytest.raises(ValueError, match="'stages' needs a network with 3 sizes of maps, but this one has 1"):
+        run_of(fleet, grid, pictures).play(Lines())
+    assert "needs a network" in control.collect(fleet)["run"]["error"]

@@ -75,11 +75,7 @@ def start(
     config = config.model_copy(update={"data": absolute(config.data)})  # so that it can be resumed from anywhere
     progress = progress or Progress(say)
     context, warned = _loaded(config, progress)
-    try:
-        context.task.converted(min(context.bits.values()))
-    except (RuntimeError, MemoryError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise RunError(f"the model {config.model} at width {config.width} cannot be built ({why})") from error
+    check_model(context)
     try:
         folder = RunFolder.create(out, overwrite)
         folder.write("environment.json", json.dumps(environment(context), indent=1) + "\n")
@@ -91,6 +87,25 @@ def start(
     for line in warned:
         folder.log(line)
     return run_to_end(context, folder, progress)
+
+
+def check_model(context: Context) -> None:
+    """Build the network and what gives its features once, so that training does not begin with what cannot be built.
+
+    Raises:
+        ValueError: one line that says what is wrong.
+    """
+    config, task, image = context.config, context.task, context.train.images.shape[-1]
+    try:
+        model = task.converted(min(context.bits.values(), default=32))
+        for size in (
+            image,
+            task.views.size or image,
+        ):  # what is evaluated, and what the signals of collapse are taken from
+            task.extractor(model, size)
+    except (RuntimeError, MemoryError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise RunError(f"the model {config.model} at width {config.width} cannot be built ({why})") from error
 
 
 def _loaded(config: RunConfig, progress: Progress) -> tuple[Simulation, list[str]]:
