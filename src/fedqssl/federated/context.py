@@ -152,7 +152,7 @@ def class_count(train: ImageSet, test: ImageSet) -> int:
 
 
 def make_task(config: RunConfig, channels: int, classes: int) -> Task:
-    """What the server and all clients of this run share. A supervised model ends in its classifier: ``features`` does not apply to it."""
+    """What the server and all clients of this run share. Supervised models end in a classifier: ``features`` is not for them."""
     objective = get_algorithm(config.algorithm).objective or config.objective
     return Task(
         model=config.model,

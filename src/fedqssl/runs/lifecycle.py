@@ -24,7 +24,7 @@ from fedqssl.engines.flower import check_flower
 from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.pool import Pool
 from fedqssl.evaluation.collapse import Collapse
-from fedqssl.federated.algorithms import get_algorithm
+from fedqssl.federated.algorithms import AlgorithmError, get_algorithm
 from fedqssl.federated.context import Context, FleetContext, Simulation, build_simulation
 from fedqssl.federated.optimizers import configured_server
 from fedqssl.federated.protocol import protocol
@@ -146,7 +146,10 @@ def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) 
 def _check(config: RunConfig) -> None:
     if config.engine == "flower":
         raise RunError("a run on real machines is started and resumed with fedqssl deploy start")
-    configured_server(get_algorithm(config.algorithm), config)
+    try:
+        configured_server(get_algorithm(config.algorithm), config)
+    except AlgorithmError as error:
+        raise RunError(str(error)) from None
     if config.engine not in ENGINES:
         name, known = config.engine, ", ".join(ENGINES)
         raise RunError(f"unknown engine {name!r}{nearest(name, ENGINES)} (engines: {known})")
