@@ -15,7 +15,8 @@ client_cpus deadline
 ssl.temperature server.dequantize_epochs server.requantize_epochs server.lr server.optimizer server.momentum server.optimizer_lr
 server.ema aggregation.temperature lowbit.weights lowbit.rule
 lowbit.scale
-lowbit.rounding lowbit.activation_clip fedprox.mu evaluation.knn_every evaluation.probe_images evaluation.controls evaluation.classifier
+lowbit.rounding lowbit.activation_clip fedprox.mu evaluation.knn_every evaluation.probe_images
+evaluation.controls evaluation.classifier
 views.preset views.scale views.ratio views.flip views.brightness views.contrast views.saturation views.hue views.jitter
 views.grayscale views.size features"""
 
