@@ -68,7 +68,7 @@ def test_the_header_takes_its_own_bytes_only():
     wrong = {
         "not ours": b"TEST2\0" + data[6:],
         "newer than 2.*update": data[:6] + b"\3\0" + data[8:],
-        "version 1, but this is version 2; make it again": data[:6] + b"\1\0" + data[8:],
+        "version 1, but this fedqssl reads version 2; make it again": data[:6] + b"\1\0" + data[8:],
         "truncated or padded: 3 bytes.*; copy it again": data[:-1],
         "truncated or padded: 5 bytes": data + b"x",
         "checksum mismatch.*; copy it again": data[:-1] + b"x",

@@ -1,7 +1,7 @@
 """fedqssl: federated self-supervised pre-training in each device's own bits.
 
-The layers, from the bottom (imports only go down): ``quant`` (what an s-bit number is),
-``lowbit`` (layers, optimiser, conversion), ``ssl``/``models``/``data``, ``evaluation``, ``bench``, ``cli``.
+Start with :func:`run`, :func:`resume` and :func:`load`. The packages form layers, and imports only go down: see
+``docs/architecture.md``. ``fedqssl.quant`` and ``fedqssl.lowbit`` are useful on their own.
 """
 
 from __future__ import annotations

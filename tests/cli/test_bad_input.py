@@ -69,7 +69,7 @@ def works(*words: str) -> dict:
 
 def test_a_missing_folder(capsys):
     error = refused(capsys, "smoke", *SMALL, "data=folder:/nope", "--out", "out")
-    assert "/nope: no such folder; pass one that holds images" in error
+    assert "/nope: no such folder; give a folder of images" in error
 
 
 def test_a_folder_without_images(capsys):
@@ -117,7 +117,7 @@ def test_more_clients_than_samples(capsys):
         ("bits=4,8,12", "give 1 for all or 2"),
         ("clients=0", "clients should be greater than or equal to 1"),
         ("rounds=0", "rounds should be greater than or equal to 1"),
-        ("min_clients=3", "min_clients = 3 is more than the 2 clients"),
+        ("min_clients=3", "min_clients = 3 is more than the number of clients, 2"),
         ("partition=dirichlte", "'dirichlet'"),
         ("objective=simclrr", "'simclr'"),
         ("algorithm=fed_qsll", "did you mean 'fed_qssl'?"),
@@ -209,13 +209,13 @@ def test_resuming_without_labels_works_and_ends_in_nulls(stopped):
 
 def test_resuming_with_one_more_image(capsys, stopped):
     pictures(Path("more"), 1, seed=1).joinpath("000.png").rename("photos/new.png")
-    assert "the data behind out have changed: put back" in refused(capsys, "--resume", "out")
+    assert "the data behind out have changed: restore them" in refused(capsys, "--resume", "out")
 
 
 def test_resuming_with_one_other_image(capsys, stopped):
     """The partition is the same; the pixels are not."""
     Image.new("RGB", (12, 12), (1, 2, 3)).save("photos/011.png")
-    assert "the data behind out have changed: put back" in refused(capsys, "--resume", "out")
+    assert "the data behind out have changed: restore them" in refused(capsys, "--resume", "out")
 
 
 @pytest.mark.parametrize("name", ["model-*.fqssl", "aggregated.fqssl", "state.json"])
@@ -225,7 +225,7 @@ def test_resuming_from_a_tampered_checkpoint(capsys, stopped, name):
     place = data.index(b"rounds_done") + 14 if name == "state.json" else len(data) // 2
     data[place] ^= 1
     target.write_bytes(data)
-    assert f"{target} was changed; delete out/checkpoints/round-00001" in refused(capsys, "--resume", "out")
+    assert f"{target} was modified; delete out/checkpoints/round-00001" in refused(capsys, "--resume", "out")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_natural_clients_are_folders_with_bits_in_the_order_of_their_names(capsy
     error = refused(capsys, "smoke", *SMALL, *natural, "bits=4,8", "--out", "out")
     assert "the data have 3 clients, but bits lists 2; give 1 or 3" in error
     error = refused(capsys, "smoke", *SMALL, *natural, "bits=8", "min_clients=4", "clients=9", "--out", "out")
-    assert "min_clients = 4 is more than the 3 clients" in error
+    assert "min_clients = 4 is more than the number of clients, 3" in error
 
 
 def test_one_bitwidth_serves_any_number_of_natural_clients():

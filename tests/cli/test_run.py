@@ -92,11 +92,11 @@ def test_resume_changes_nothing(runs, capsys, extra):
 
 
 @pytest.mark.parametrize("arguments", [["run", "smoke", "--out", "my run"], ["run", "--resume", "my run"]])
-def test_ctrl_c_says_how_to_go_on(runs, arguments):
+def test_ctrl_c_says_how_to_resume(runs, arguments):
     runs.error = KeyboardInterrupt()
     result = runner.invoke(app, arguments)
     assert result.exit_code == 130
-    assert result.output.splitlines()[-1] == "stopped; go on with: fedqssl run --resume 'my run'"
+    assert result.output.splitlines()[-1] == "stopped; resume with: fedqssl run --resume 'my run'"
 
 
 def test_ctrl_c_before_anything_was_written(runs, monkeypatch):
@@ -105,7 +105,7 @@ def test_ctrl_c_before_anything_was_written(runs, monkeypatch):
 
     monkeypatch.setattr("fedqssl.runs.start", start)
     result = runner.invoke(app, ["run", "smoke", "--out", "x"])
-    assert result.exit_code == 130 and "nothing was written to x yet" in result.output
+    assert result.exit_code == 130 and "nothing has been written to x yet" in result.output
 
 
 @pytest.mark.parametrize(

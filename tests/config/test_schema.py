@@ -16,6 +16,7 @@ ssl.temperature server.dequantize_epochs server.requantize_epochs server.lr serv
 server.ema aggregation.temperature lowbit.weights lowbit.rule
 lowbit.scale
 lowbit.rounding lowbit.activation_clip fedprox.mu evaluation.knn_every evaluation.probe_images
+evaluation.controls evaluation.classifier
 views.preset views.scale views.ratio views.flip views.brightness views.contrast views.saturation views.hue views.jitter
 views.grayscale views.size features"""
 
@@ -124,7 +125,7 @@ def test_a_table_is_not_a_value():
         ({"lr": "nan"}, "lr should be a finite number"),
         ({"fraction": 1.5}, "fraction should be less than or equal to 1"),
         ({"buffer_ratio": 1}, "buffer_ratio should be less than 1"),
-        ({"clients": 2, "min_clients": 3}, "min_clients = 3 is more than the 2 clients"),
+        ({"clients": 2, "min_clients": 3}, "min_clients = 3 is more than the number of clients, 2"),
         ({"lr_schedule": "cos"}, "lr_schedule should be 'constant', 'cosine' or 'step', not 'cos'"),
         ({"partition": "x"}, "partition should be 'iid'"),
         ({"lowbit.rule": "x"}, "lowbit.rule should be 'stored', 'residual' or 'latent', not 'x'"),

@@ -78,7 +78,7 @@ def test_impossible_devices_and_the_nearest_change(planner):
         found.bits is None and needed(width.memory(batch)) < needed(two.memory) <= needed(width.memory(batch + 1)) + 1
     )
     tiny = planner.choose("client-00", Device(memory=needed(width.memory(2)) - 1))
-    assert tiny.advice.startswith("width=") and "would fit in 2 bits" in tiny.advice
+    assert tiny.advice.startswith("width=") and "would fit at 2 bits" in tiny.advice
     assert "needs" in planner.choose("client-00", Device(memory=100)).advice
     bytes_ = with_targets(planner, round_bytes=10).choose("client-00", Device())
     assert bytes_.advice.startswith(f"--target-bytes {2 * two.bytes_up}")
@@ -97,7 +97,7 @@ def test_table_to_bits_line(planner, tmp_path):
     assert with_device_bits(load_config("smoke", SMALL)).bits == (4, 4)
     assert with_device_bits(config).bits[1] == 3 and len(with_device_bits(config).bits) == 2
     path.write_text("[default]\nmemory = 10\n")
-    with pytest.raises(ConfigError, match=r"impossible: client-00 \(memory: .* needed, 10 B there\).*1 more"):
+    with pytest.raises(ConfigError, match=r"impossible: client-00 \(memory: .* needed, 10 B available\).*1 more"):
         with_device_bits(config)
 
 

@@ -56,7 +56,7 @@ def test_a_wrong_file_in_the_way_is_replaced(server, tmp_path):
 
 def test_gives_up_with_one_line_and_keeps_the_part(server, tmp_path):
     server.cuts = [1000, 0, 0, 0, 0, 0]
-    with pytest.raises(DataError, match=r"cut after 1000 .* run again to resume") as caught:
+    with pytest.raises(DataError, match=r"interrupted after 1000 .* run again to resume") as caught:
         download(server.url, tmp_path / "x", MD5)
     assert "\n" not in str(caught.value) and (tmp_path / "x.part").stat().st_size == 1000
     server.status = 404

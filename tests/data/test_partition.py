@@ -154,7 +154,7 @@ def test_labels_are_needed_only_where_they_are_used():
     data = image_set(300, None)
     check(build_partition(data, "iid", 5), 300)
     for kind in ("dirichlet", "classes", "skew"):
-        with pytest.raises(PartitionError, match=r"needs labels .* use iid or natural"):
+        with pytest.raises(PartitionError, match=r"needs labels, but .* use iid or natural"):
             build_partition(data, kind, 5)
 
 
@@ -167,7 +167,7 @@ def test_one_client(kind):
     "arguments, message",
     [
         ({"clients": 0}, "at least 1 client"),
-        ({"clients": None}, "set clients="),
+        ({"clients": None}, "set, for example, clients="),
         ({"clients": 501}, "use at most 45 clients"),
         ({"kind": "dirichlet", "beta": 0.0}, "beta must be a positive"),
         ({"kind": "dirichlet", "beta": -1.0}, "beta must be a positive"),

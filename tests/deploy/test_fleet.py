@@ -204,7 +204,7 @@ def test_start_goes_on_with_what_is_unfinished(fleet, monkeypatch):
         assert control.start(fleet, "smoke", ["rounds=3"]) == ("smoke-1", True)
         with pytest.raises(FleetError, match="smoke-1 is not finished and has other settings"):
             control.start(fleet, "smoke", ["rounds=4"])
-        with pytest.raises(FleetError, match="bits is not for real machines"):
+        with pytest.raises(FleetError, match="bits cannot be set on real machines"):
             control.start(fleet, "smoke", ["bits=4"], new=True)
         with pytest.raises(FleetError, match="will be resumed with its own settings"):
             control.start(fleet, None, ["rounds=4"])

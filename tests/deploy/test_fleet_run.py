@@ -160,7 +160,7 @@ def test_whoever_comes_after_the_last_round_is_too_late(fleet, pictures, tmp_pat
     )
     result = run_of(fleet, grid, pictures).play(shown)
     assert sorted(result.clients) == ["car-1", "car-2"]
-    assert "warning: car-2 has not got its final model: it crashed: gone" in shown.lines
+    assert "warning: car-2 did not receive its final model: it crashed: gone" in shown.lines
 
 
 def test_a_run_that_goes_on_waits_for_the_clients_it_had(fleet, pictures, tmp_path):
@@ -190,9 +190,9 @@ def test_who_is_not_who_its_key_says_stays_out(fleet, pictures, tmp_path):
     parties, shown = roles(pictures, tmp_path), Lines()
     parties["van-3"].name = "car-1"
     run_of(fleet, FleetGrid(fleet, parties), pictures).play(shown)
-    assert "warning: van-3 cannot take part: it calls itself 'car-1', but its key is that of 'van-3'" in shown.lines
+    assert "warning: van-3 cannot take part: it reports the name 'car-1', but its key belongs to 'van-3'" in shown.lines
     assert sorted(lines_of(fleet)[0]["weights"]) == ["car-1", "car-2"]
-    assert control.collect(fleet)["clients"]["van-3"]["refused"].startswith("it calls itself 'car-1'")
+    assert control.collect(fleet)["clients"]["van-3"]["refused"].startswith("it reports the name 'car-1'")
     from fedqssl.deploy.roster import refusal
 
     before = Capabilities("a", 4, 10, 2)
@@ -210,3 +210,19 @@ def test_supervised_algorithms_need_numbered_classes(fleet, pictures, tmp_path):
         run_of(fleet, grid, pictures).play(Lines())
     result = run_of(fleet, grid, pictures, f"folder:{pictures}/eval").play(Lines())
     assert 0 <= result.global_accuracy <= 1 and result.clients["car-1"].local_accuracy is not None
+
+
+def test_features_that_the_network_does_not_have_are_refused_before_clients_are_asked(
+    fleet, pictures, tmp_path, monkeypatch
+):
+    layers = "nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()"
+    (tmp_path / "flat_network.py").write_text(
+        f"from torch import nn\ndef flat():\n    return nn.Sequential({layers})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    wanted(fleet, model="flat_network:flat", features="stages")
+    grid = FleetGrid(fleet, roles(pictures, tmp_path))
+    grid.before = lambda message: pytest.fail("a client was asked")
+    with pytest.raises(ValueError, match="'stages' needs a network with 3 sizes of maps, but this one has 1"):
+        run_of(fleet, grid, pictures).play(Lines())
+    assert "needs a network" in control.collect(fleet)["run"]["error"]

@@ -93,7 +93,7 @@ def served(fleet, monkeypatch, server):
 def test_a_connection_that_breaks_is_said_noted_and_made_again(fleet, monkeypatch, restored):
     pulls = [NOTHING, status(500), NOTHING, KeyboardInterrupt()]
     server = served(fleet, monkeypatch, Server(PullMessages=pulls))
-    assert "broke (HTTP status 500); trying again" in server.said and "500" in server.log["disconnected"]["what"]
+    assert "broke (HTTP status 500); retrying" in server.said and "500" in server.log["disconnected"]["what"]
     assert server.count("ActivateNode") == 2 and "stopped" in server.log
 
 
@@ -108,7 +108,7 @@ def test_a_key_that_is_removed_ends_the_client_with_an_error(fleet, monkeypatch,
 def test_a_server_that_is_away_is_no_refusal(fleet, monkeypatch, restored):
     activations = [*[status(503)] * 5, httpx.ConnectError("refused"), ActivateNodeResponse(node_id=7)]
     server = served(fleet, monkeypatch, Server(ActivateNode=activations, PullMessages=[KeyboardInterrupt()]))
-    assert server.said.count("cannot be reached now (HTTP status 503); trying again until it can") == 1
+    assert server.said.count("cannot be reached now (HTTP status 503); retrying until it can") == 1
     assert "car-1 is connected" in server.said and "server back" in server.log
 
 
@@ -140,14 +140,14 @@ def linked(fleet, monkeypatch):
 
 def test_a_message_that_cannot_be_got_is_answered_with_an_error(linked):
     sent, log = linked(PullObject=[PullObjectResponse(object_found=False)])
-    assert sent == ["no way to get or send the model (ObjectPullError), see the client's log"]
+    assert sent == ["the model could not be received or sent (ObjectPullError), see the client's log"]
     assert "not delivered" in log
 
 
 def test_a_reply_that_cannot_be_sent_is_replaced_by_an_error(linked):
     assert linked() == ([""], "")
     sent, log = linked(PushMessages=[status(500), PushMessagesResponse()])
-    assert sent[1] == "no way to get or send the model (HTTPStatusError), see the client's log"
+    assert sent[1] == "the model could not be received or sent (HTTPStatusError), see the client's log"
     sent, log = linked(PushMessages=[status(500)])
     assert len(sent) == 2 and "failure not reported" in log
     assert "run over" in linked(PushMessages=[status(403)])[1]

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 import fedqssl
 from fedqssl.device.format import HEADER, DeviceFileError, Manifest, decode, encode
-from fedqssl.device.model import extractor_of, load, pack_device
+from fedqssl.device.model import load, pack_device
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, to_lowbit
 from fedqssl.models import resnet18
+from fedqssl.models.features import features_of
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.ssl.objectives import get_objective
 
@@ -35,7 +36,7 @@ def test_size_of_resnet18(bits):
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_var.uniform_(0.5, 2)
             module.running_mean.normal_()
-    extractor = extractor_of(to_lowbit(network, Precision.for_bits(bits), LowBitOptions()), False)
+    extractor = features_of(to_lowbit(network, Precision.for_bits(bits), LowBitOptions()))
     classifier = LowBitClassifier(empty_classifier(512, 10, Precision.for_bits(bits)), 1.0)
     made = pack_device(_words(bits=bits), extractor, classifier)
     fp32 = 4 * (sum(v.numel() for v in network.encoder.state_dict().values()) + 5130)
@@ -85,6 +86,8 @@ def _changed(path, **changes):
         ({"class_names": ["a"]}, "architecture|shape"),
         ({"objective": "nope"}, "nope"),
         ({"feature_dim": 7}, "features"),
+        ({"features": "grid2"}, "gives 128 features here, 32 in the file"),
+        ({"features": "grid3"}, "features in the manifest is not valid"),
         ({"scale": float("-1")}, "scale"),
         ({"extractor_bytes": 10}, "announces"),
     ],

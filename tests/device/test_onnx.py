@@ -8,7 +8,7 @@ from torch import nn
 
 from fedqssl.cli.main import main
 from fedqssl.device import onnx_export
-from fedqssl.device.model import DeviceModel, extractor_of, from_bytes, pack_device
+from fedqssl.device.model import DeviceModel, from_bytes, pack_device
 from fedqssl.device.onnx_export import to_onnx
 from fedqssl.device.onnx_graph import GraphWriter, Value, _lowbit_conv, _lowbit_norm, storage
 from fedqssl.evaluation.features import extract_features
@@ -17,6 +17,7 @@ from fedqssl.lowbit import LowBitOptions, Precision, to_lowbit
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitNorm
 from fedqssl.maker.personal import device_model
 from fedqssl.models import resnet18
+from fedqssl.models.features import features_of
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import build_model
 
@@ -32,7 +33,7 @@ def session(data: bytes):
     return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
-def made(bits: int, images, labels, name="small_cnn", width=8, options=None) -> DeviceModel:
+def made(bits: int, images, labels, name="small_cnn", width=8, options=None, kind="pooled") -> DeviceModel:
     """A network with batch-norm statistics of real images, and a classifier fitted on its features."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -43,11 +44,13 @@ def made(bits: int, images, labels, name="small_cnn", width=8, options=None) -> 
     with torch.no_grad():
         for _ in range(20):
             model(images[:64].float() / 255)
-    extractor = extractor_of(model.eval(), False)
+    extractor = features_of(model.eval(), kind, size=images.shape[-1])
     features = extract_features(extractor, images[:300])
     classifier = fit_lowbit_classifier(features, labels[:300], 10, bits, epochs=15)
-    words = {"model": name, "width": width, "channels": 3, "size": 32, "objective": "simclr", "bits": bits}
-    words |= {"feature_dim": encoder.feature_dim, "class_names": [f"c{i}" for i in range(10)], "protocol": "p"}
+    size = images.shape[-1]
+    words = {"model": name, "width": width, "channels": 3, "size": size, "objective": "simclr", "bits": bits}
+    words |= {"features": kind, "feature_dim": features.shape[1]}
+    words |= {"class_names": [f"c{i}" for i in range(10)], "protocol": "p"}
     return from_bytes(pack_device({**words, "client": "c", "card": CARD}, extractor, classifier))
 
 
@@ -63,6 +66,18 @@ def test_answers_agree(bits, pictures):
     model = made(bits, pictures.images, pictures.labels)
     (logits,) = session(to_onnx(model)).run(["logits"], {"images": pictures.images.numpy()})
     ours = model.logits(pictures.images)
+    assert (logits.argmax(1) == ours.argmax(1).numpy()).mean() >= 0.99
+
+
+@pytest.mark.parametrize("kind", ["grid2", "stages"])
+@pytest.mark.parametrize("name", ["small_cnn", "resnet9"])
+@pytest.mark.parametrize(("bits", "size"), [(4, 32), (8, 32), (8, 28), (32, 32)])
+def test_answers_agree_for_every_kind_of_features(kind, name, bits, size, pictures):
+    images = pictures.images[:300, :, :size, :size]
+    model = made(bits, images, pictures.labels, name, 4, kind=kind)
+    assert model.manifest.feature_dim == {"grid2": 4 * 32, "stages": 32 + 16 * 8}[kind]
+    (logits,) = session(to_onnx(model)).run(["logits"], {"images": images.numpy()})
+    ours = model.logits(images)
     assert (logits.argmax(1) == ours.argmax(1).numpy()).mean() >= 0.99
 
 
@@ -143,7 +158,7 @@ def test_size_of_resnet18(bits, stored):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = SelfSupervisedNetwork(resnet18(64), nn.Identity())
-    extractor = extractor_of(to_lowbit(network, Precision.for_bits(bits)), False).eval()
+    extractor = features_of(to_lowbit(network, Precision.for_bits(bits))).eval()
     classifier = LowBitClassifier(empty_classifier(512, 10, Precision.for_bits(bits)), 1.0)
     words = {"model": "resnet18", "width": 64, "channels": 3, "size": 32, "objective": "simclr", "bits": bits}
     words |= {"feature_dim": 512, "class_names": [f"c{i}" for i in range(10)], "protocol": "p", "client": "c"}

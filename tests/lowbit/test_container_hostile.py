@@ -55,7 +55,11 @@ def test_every_single_bit_flip_is_noticed(model, data):
 
 
 def test_versions(model, data):
-    for version, advice in ((VERSION + 1, "update fedqssl"), (65535, "update fedqssl"), (0, "version 0, but this is")):
+    for version, advice in (
+        (VERSION + 1, "update fedqssl"),
+        (65535, "update fedqssl"),
+        (0, "version 0, but this fedqssl reads"),
+    ):
         refuses(model, seal(data[HEAD:], version), advice)
     with pytest.raises(ContainerError) as error:
         check_bytes(seal(data[HEAD:], 0))

@@ -96,14 +96,7 @@ def test_other_sizes_of_images_give_as_many_features(size):
 
 def test_extractors_can_be_packed():
     model = to_lowbit(network(), Precision.for_bits(4))
-    extractor = features_of(model, "stages")
-    extractor.meta["fedqssl"] = model.meta["fedqssl"]
-    assert to_bytes(extractor) == to_bytes(_packable(feature_extractor(model), model))
-
-
-def _packable(extractor, model):
-    extractor.meta["fedqssl"] = model.meta["fedqssl"]
-    return extractor
+    assert to_bytes(features_of(model, "stages")) == to_bytes(feature_extractor(model))
 
 
 def test_what_cannot_be_says_so():

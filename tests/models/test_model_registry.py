@@ -92,12 +92,12 @@ def test_feature_dimension_is_measured_or_told(user):
     assert model.feature_dim == 5 and model.training
     assert int(model.get_submodule("bn").get_buffer("num_batches_tracked")) == 0  # measuring leaves no trace
     assert build_model(f"{user}:Told").feature_dim == 5
-    with pytest.raises(ModelError, match="says feature_dim = 77 but returns 5"):
+    with pytest.raises(ModelError, match="states feature_dim = 77 but returns 5"):
         build_model(f"{user}:Mistaken")
 
 
 def test_code_that_fails_is_told_in_one_line(user, tmp_path):
-    with pytest.raises(ModelError, match=r"cannot be made .NameError: no such thing.; correct it"):
+    with pytest.raises(ModelError, match=r"cannot be built .NameError: no such thing.; fix it"):
         build_model(f"{user}:Failing")
     (tmp_path / "user_module_that_fails.py").write_text("def f(:\n")
     with pytest.raises(ModelError, match=r"fails when imported .SyntaxError"):

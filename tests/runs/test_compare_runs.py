@@ -88,7 +88,7 @@ def test_equal_seeds_count_once_or_are_refused(runs, capsys):
 
 def test_runs_that_have_not_ended(runs, capsys):
     (runs / "q1" / "result.json").unlink()
-    assert "q1 has not ended" in fails(capsys, runs) and "--finished" in fails(capsys, runs / "q1")
+    assert "q1 is not finished" in fails(capsys, runs) and "--finished" in fails(capsys, runs / "q1")
     assert {row["seeds"] for row in table(runs, "--finished")} == {"2", "1"}
     assert "is finished yet" in fails(capsys, runs / "q1", "--finished")
 

@@ -161,7 +161,7 @@ def ctrl_c_when(condition, process: subprocess.Popen, folder: Path, finished) ->
     os.killpg(process.pid, signal.SIGINT)
     out, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, error
-    assert out.splitlines()[-1] == f"stopped; go on with: fedqssl run --resume {folder}"
+    assert out.splitlines()[-1] == f"stopped; resume with: fedqssl run --resume {folder}"
     assert error == ""
     until(lambda: not members(process.pid), "the workers end")
     as_if_never_interrupted(folder, finished)
@@ -283,7 +283,7 @@ def test_a_changed_figure_in_a_checkpoint_is_noticed(tmp_path):
     for bad in (good.replace('"rounds_done": 1', '"rounds_done": 2'), good.replace('"a": 1', '"a": 9')):
         assert bad != good
         state.write_text(bad)
-        with pytest.raises(RunError, match=r"state\.json was changed; delete"):
+        with pytest.raises(RunError, match=r"state\.json was modified; delete"):
             folder.latest()
     for bad in ("", "[]", "{}", good[:-20]):
         state.write_text(bad)

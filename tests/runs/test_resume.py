@@ -67,7 +67,7 @@ def test_a_run_does_not_go_on_with_other_settings(tmp_path, monkeypatch):
     path = tmp_path / "a" / "config.toml"
     before = path.read_text()
     path.write_text(before.replace("lr = 0.3", "lr = 0.2"))
-    with pytest.raises(RunError, match=r"config.toml was changed after the run began: put it back"):
+    with pytest.raises(RunError, match=r"config.toml was changed after the run began: restore it"):
         resume(tmp_path / "a")
     path.write_text(before.replace("workers = 1", "workers = 2"))  # where it runs is the user's to choose
     assert resume(tmp_path / "a", say=lambda line: None).rounds == 2

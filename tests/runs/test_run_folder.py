@@ -28,7 +28,7 @@ def test_the_servers_state_is_in_the_checkpoint(folder):
     assert equal(folder.latest().server_state, state)
     file = folder.checkpoints / "round-00001" / "server-state.fqssl"
     file.write_bytes(file.read_bytes()[:-1] + b"\x00")
-    with pytest.raises(RunError, match=r"server-state\.fqssl was changed"):
+    with pytest.raises(RunError, match=r"server-state\.fqssl was modified"):
         folder.latest()
 
 

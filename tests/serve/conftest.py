@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedqssl.device.model import extractor_of, from_bytes, pack_device
+from fedqssl.device.model import from_bytes, pack_device
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
 from fedqssl.lowbit import Precision, to_lowbit
+from fedqssl.models.features import features_of
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import build_model
 
@@ -20,7 +21,7 @@ def model_bytes() -> bytes:
         torch.manual_seed(0)
         encoder = build_model("small_cnn", 4)
         network = SelfSupervisedNetwork(encoder, nn.Identity())
-    extractor = extractor_of(to_lowbit(network, Precision.for_bits(4)).eval(), False)
+    extractor = features_of(to_lowbit(network, Precision.for_bits(4)).eval())
     classifier = LowBitClassifier(empty_classifier(encoder.feature_dim, 3, Precision.for_bits(4)).eval(), 1.0)
     words = {"model": "small_cnn", "width": 4, "channels": 3, "size": 32, "objective": "simclr", "bits": 4}
     words |= {"feature_dim": encoder.feature_dim, "class_names": ["cat", "dog", "<b>fish</b>"], "protocol": "p"}

@@ -22,6 +22,7 @@ class Kind(str, Enum):
     objectives = "objectives"
     algorithms = "algorithms"
     partitions = "partitions"
+    features = "features"
 
 
 class Described(Protocol):
@@ -40,6 +41,7 @@ REGISTRIES: dict[Kind, tuple[str, str]] = {
     Kind.objectives: ("fedqssl.ssl.objectives", "OBJECTIVES"),
     Kind.algorithms: ("fedqssl.federated.algorithms", "ALGORITHMS"),
     Kind.partitions: ("fedqssl.data.partition", "PARTITIONS"),
+    Kind.features: ("fedqssl.models.features", "FEATURES"),
 }
 """Where each registry is; imported on demand, so that the command starts without torch."""
 
@@ -52,7 +54,7 @@ def registry(kind: Kind) -> Mapping[str, Described]:
 
 
 def show(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List presets, datasets, models, objectives, algorithms or partitions."""
+    """List presets, datasets, models, objectives, algorithms, partitions or features."""
     table = Table(title=f"fedqssl {kind.value}", title_justify="left")
     table.add_column("name", no_wrap=True)
     table.add_column("what it is")

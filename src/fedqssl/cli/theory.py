@@ -83,7 +83,6 @@ def client_features(folder: Path) -> dict[str, Tensor]:
     from fedqssl.evaluation import extract_features
     from fedqssl.federated.context import build_simulation
     from fedqssl.lowbit import load_bytes
-    from fedqssl.models.network import feature_extractor
 
     context = build_simulation(load_run_config(folder))
     found = {}
@@ -97,7 +96,7 @@ def client_features(folder: Path) -> dict[str, Tensor]:
         model = context.task.converted(bits)
         load_bytes(model, path.read_bytes())
         images = context.train.images[context.partition.clients[name].train[:IMAGES]]
-        found[f"{name} ({bits} bits)"] = extract_features(feature_extractor(model), images)
+        found[f"{name} ({bits} bits)"] = extract_features(context.task.extractor(model, images.shape[-1]), images)
         typer.echo(f"features of {name}: {len(images)} images, {bits} bits")
     return found
 

@@ -24,7 +24,7 @@ from fedqssl.files import write_json
 from fedqssl.runs.describe import describe_data
 from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.folder import Checkpoint, RunFolder
-from fedqssl.runs.lifecycle import Logged, environment, play_to_end, pool_of
+from fedqssl.runs.lifecycle import Logged, check_model, environment, play_to_end, pool_of
 from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import RunResult
 from fedqssl.runs.round import first_checkpoint, server_learning_rate
@@ -72,8 +72,9 @@ class FleetRun:
             self.roster = read_roster(read_json(self.folder.path / "roster.json"))
             self._check_images(images.context(self.config, self.roster))
         before = dict(self.roster)
-        run = self._identity()
-        engine = FlowerEngine(images.context(self.config, self.roster), run, self.exchange, shown.tick)
+        run, context = self._identity(), images.context(self.config, self.roster)
+        check_model(context)
+        engine = FlowerEngine(context, run, self.exchange, shown.tick)
         self._wait(engine, progress, before)
         done = self.folder.latest()
         if done is not None and done.rounds_done >= self.config.rounds:  # too late to join

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedqssl.header import Header
 from fedqssl.lowbit.container import MAGIC as CONTAINER_MAGIC
+from fedqssl.models.features import Features
 
 MAX_BYTES = 1 << 30
 MAX_MANIFEST = 1 << 22
@@ -51,6 +52,7 @@ class Manifest(BaseModel):
         objective: used in training; names the heads, which the file leaves out (``supervised``: the classifier is kept).
         bits: of weights and activations.
         scale: features are divided by it before the classifier.
+        features: what the classifier sees of the network (``fedqssl.models.features``).
         feature_dim: length of a feature vector.
         class_names: by label.
         protocol: of the run that produced it.
@@ -70,6 +72,7 @@ class Manifest(BaseModel):
     objective: Text
     bits: Annotated[int, Field(ge=1, le=32)]
     scale: Annotated[float, Field(gt=0)] = 1.0
+    features: Features = "pooled"
     feature_dim: Count
     class_names: list[Text]
     protocol: Text
@@ -92,7 +95,10 @@ class Manifest(BaseModel):
 
 def encode(manifest: Manifest, extractor: bytes, classifier: bytes) -> bytes:
     """The bytes of a device file; equal parts give equal bytes."""
-    text = json.dumps(manifest.model_dump(), sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+    values = manifest.model_dump()
+    if manifest.features == "pooled":  # as in files from before the key
+        del values["features"]
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
     rest = _LENGTH.pack(len(text)) + text + extractor + classifier
     return HEADER.wrap(rest)
 

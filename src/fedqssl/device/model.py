@@ -18,7 +18,8 @@ from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, load_bytes, to_bytes, to_lowbit
 from fedqssl.lowbit.container import ContainerError, read_header
-from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
+from fedqssl.models.features import feature_dim, features_of
+from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import MODELS, build_model
 from fedqssl.ssl.objectives import get_objective
 
@@ -97,16 +98,6 @@ def _several(images: Any) -> Iterable[Any]:
     return images  # type: ignore[no-any-return]
 
 
-def extractor_of(model: fx.GraphModule, supervised: bool) -> fx.GraphModule:
-    """The part of a run's model that a device needs; packable. Supervised models are needed whole."""
-    if supervised:
-        return model
-    found = feature_extractor(model)
-    assert isinstance(found, fx.GraphModule)
-    found.meta["fedqssl"] = model.meta["fedqssl"]
-    return found
-
-
 def pack_device(values: dict[str, Any], extractor: fx.GraphModule, classifier: LowBitClassifier | None) -> bytes:
     """A device file from a manifest's values (lengths are filled in) and its models."""
     body, head = to_bytes(extractor), b"" if classifier is None else to_bytes(classifier.model, exact=True)
@@ -124,7 +115,7 @@ def _check_size(manifest: Manifest) -> None:
         raise DeviceFileError("the manifest's width does not fit the weights that follow; export the model again")
 
 
-def architecture(manifest: Manifest, trust: bool = False) -> nn.Module:
+def architecture(manifest: Manifest, trust: bool = False) -> SelfSupervisedNetwork:
     """The float network that a device file was converted from; its weights do not matter."""
     own = manifest.model not in MODELS
     if own and not trust:
@@ -136,19 +127,27 @@ def architecture(manifest: Manifest, trust: bool = False) -> nn.Module:
         _check_size(manifest)
     encoder = build_model(manifest.model, manifest.width, manifest.channels)
     dim = int(encoder.feature_dim)  # type: ignore[arg-type]
-    if dim != manifest.feature_dim:
-        raise DeviceFileError(
-            f"the backbone {manifest.model!r} gives {dim} features here, {manifest.feature_dim} in the file"
-        )
     if manifest.supervised:
         return SelfSupervisedNetwork(encoder, nn.Linear(dim, len(manifest.class_names)))
     return SelfSupervisedNetwork(encoder, get_objective(manifest.objective).heads(dim))
 
 
+def _extractor(manifest: Manifest, network: SelfSupervisedNetwork, options: LowBitOptions) -> fx.GraphModule:
+    """What a device needs of the network, in its bits; a supervised one is needed whole."""
+    model, image = to_lowbit(network, Precision.for_bits(manifest.bits), options), (manifest.channels, manifest.size)
+    extractor = model if manifest.supervised else features_of(model, manifest.features, *image)
+    pooled = manifest.features == "pooled"
+    dim = int(network.encoder.feature_dim) if pooled else feature_dim(extractor, *image)  # type: ignore[arg-type]
+    if dim != manifest.feature_dim:
+        raise DeviceFileError(
+            f"the backbone {manifest.model!r} gives {dim} features here, {manifest.feature_dim} in the file"
+        )
+    return extractor
+
+
 def _filled(manifest: Manifest, body: bytes, head: bytes, trust: bool) -> DeviceModel:
     precision = Precision.for_bits(manifest.bits)
-    model = to_lowbit(architecture(manifest, trust), precision, _options(body))
-    extractor = extractor_of(model, manifest.supervised)
+    extractor = _extractor(manifest, architecture(manifest, trust), _options(body))
     load_bytes(extractor, body)
     extractor.eval()
     if manifest.supervised:
@@ -194,4 +193,4 @@ def load(path: str | Path, *, trust: bool = False) -> DeviceModel:
         raise DeviceFileError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-__all__ = ["DeviceModel", "Prediction", "extractor_of", "from_bytes", "load", "pack_device"]
+__all__ = ["DeviceModel", "Prediction", "from_bytes", "load", "pack_device"]

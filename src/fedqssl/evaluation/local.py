@@ -60,7 +60,7 @@ def fit_lowbit_classifier(
 ) -> LowBitClassifier:
     """Train a linear classifier with s-bit weights, inputs and (s+2)-bit gradients on cached features; deterministic.
 
-    Features are divided by one number, their largest size in the training set (a float scale, like those of the layers).
+    Features are divided by one number, their largest absolute value in the training set (a float scale, like those of layers).
     """
     scale = x.abs().max().clamp(min=1e-12)
     generator = torch.Generator().manual_seed(seed)

@@ -17,7 +17,7 @@ from fedqssl.data.partition import Partition, label_counts
 from fedqssl.data.registry import load_dataset
 from fedqssl.federated.algorithms import Algorithm, get_algorithm
 from fedqssl.federated.job import ClientData, Job
-from fedqssl.federated.task import Task
+from fedqssl.federated.task import SUPERVISED, Task
 from fedqssl.lowbit import LowBitOptions
 from fedqssl.ssl.presets import view_config
 
@@ -152,12 +152,13 @@ def class_count(train: ImageSet, test: ImageSet) -> int:
 
 
 def make_task(config: RunConfig, channels: int, classes: int) -> Task:
-    """What the server and all clients of this run share."""
+    """What the server and all clients of this run share. Supervised models end in a classifier: ``features`` is not for them."""
+    objective = get_algorithm(config.algorithm).objective or config.objective
     return Task(
         model=config.model,
         width=config.width,
         in_channels=channels,
-        objective=get_algorithm(config.algorithm).objective or config.objective,
+        objective=objective,
         temperature=config.ssl.temperature,
         batch_size=config.batch_size,
         seed=config.seed,
@@ -165,6 +166,7 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
         classes=classes,
         views=view_config(config.views),
         classifier=config.evaluation.classifier,
+        features="pooled" if objective == SUPERVISED else config.features,
     )
 
 

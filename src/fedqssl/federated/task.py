@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from fedqssl.evaluation.classifier import ClassifierKind
 from fedqssl.federated.randomness import derived_seed
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
+from fedqssl.models.features import Features, features_of
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import build_model
 from fedqssl.ssl.objectives import get_objective
@@ -40,6 +41,7 @@ class Task:
     classes: int = 0
     views: ViewConfig = field(default_factory=ViewConfig)
     classifier: ClassifierKind = "sgd"
+    features: Features = "pooled"
 
     @property
     def supervised(self) -> bool:
@@ -64,6 +66,10 @@ class Task:
     def reader(self, bits: int) -> fx.GraphModule:
         """One model per bitwidth for reading payloads, used and read immediately; never keep or train it."""
         return _reader(self, bits)
+
+    def extractor(self, model: fx.GraphModule, size: int) -> fx.GraphModule:
+        """The part of a run's model that gives the run's features of images of this size; weights are shared."""
+        return features_of(model, self.features, self.in_channels, size)
 
     def batch(self, images: int) -> int:
         """Images per step of a client with this many images: a full batch, or all of them if there are fewer."""

@@ -50,8 +50,12 @@ def to_lowbit(
 ) -> fx.GraphModule:
     """A low-bit copy of ``model``; the original is not changed.
 
-    All convolutions and linear layers become low-bit unless ``skip`` names them (or a module around them); those stay as they
-    are and get float views. With ``Precision.for_bits(32)`` the result computes the same function without rounding.
+    Args:
+        model: any traceable model of Conv2d, Linear, batch norm, ReLU, pooling and residual adds.
+        precision: bits of weights, activations and gradients; with ``Precision.for_bits(32)`` the result computes the same
+            function without rounding.
+        options: interpretations of the paper; the defaults are recommended.
+        skip: names of modules to leave in full precision, with everything inside them.
 
     Raises:
         ConversionError: names every layer that cannot be converted, and why.

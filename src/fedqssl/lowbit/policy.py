@@ -62,7 +62,9 @@ def _dropped(name: str) -> bool:
 def state_of(model: nn.Module, local: Callable[[str], bool] | Iterable[str] = ()) -> dict[str, Entry]:
     """Every tensor of a model by name, with its role; names are the same at every precision.
 
-    ``local`` names tensors (or decides by name) that never leave a client.
+    Args:
+        model: a model that ``to_lowbit`` returned.
+        local: names of tensors that never leave a client, or a function that decides by name.
     """
     is_local = local if callable(local) else set(local).__contains__
     entries: dict[str, Entry] = {}

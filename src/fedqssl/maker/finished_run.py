@@ -18,7 +18,6 @@ from torch import Tensor, fx
 from fedqssl.config import RunConfig, load_run_config
 from fedqssl.data.images import ImageSet
 from fedqssl.data.registry import load_dataset
-from fedqssl.device.model import extractor_of
 from fedqssl.device.pictures import with_channels
 from fedqssl.evaluation import extract_features
 from fedqssl.federated.context import Simulation, build_simulation, class_count
@@ -45,9 +44,10 @@ class LabeledSplit:
         return (self.test,) if task.supervised else (self.train, self.test)
 
 
-def client_extractor(task: Task, bits: int, payload: bytes) -> fx.GraphModule:
-    """The frozen extractor in a client's own bits, from its payload (supervised: the whole model)."""
-    return extractor_of(load(task, bits, payload), task.supervised)
+def client_extractor(task: Task, bits: int, payload: bytes, size: int) -> fx.GraphModule:
+    """The frozen extractor in a client's own bits, from its model on the wire (supervised: the whole model)."""
+    model = load(task, bits, payload)
+    return model if task.supervised else task.extractor(model, size)
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ class FinishedRun:
     def extractor(self, name: str) -> fx.GraphModule:
         """A client's frozen extractor in its own bits (of a supervised run: the whole model)."""
         bits = self.result.clients[self.client(name)].bits
-        return client_extractor(self.context.task, bits, self.payload(name))
+        return client_extractor(self.context.task, bits, self.payload(name), self.context.train.images.shape[-1])
 
     def own(self, name: str) -> LabeledSplit:
         """The client's own split of the run's data."""
@@ -120,8 +120,8 @@ class FinishedRun:
         return self._others[data]
 
     def features(self, name: str, images: Sequence[Tensor]) -> list[Tensor]:
-        """Features of each of these image tensors, from ``RUN/cache`` if they were computed before."""
-        key = hashlib.sha256(self.payload(name))
+        """Features of each of these image tensors, from ``RUN/cache`` if the same were asked for before."""
+        key = hashlib.sha256(self.payload(name) + self.context.task.features.encode())
         for part in images:
             key.update(str(tuple(part.shape)).encode() + part.contiguous().numpy().tobytes())
         path = self.folder.path / "cache" / f"features-{key.hexdigest()[:24]}.safetensors"

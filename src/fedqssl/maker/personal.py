@@ -12,6 +12,7 @@ from fedqssl.federated.task import Task
 from fedqssl.maker.card import Card, fleet_card, run_card
 from fedqssl.maker.finished_run import FinishedRun, LabeledSplit, client_extractor
 from fedqssl.maker.probing import Probe, ProbeSettings, fit_probe, probe_client
+from fedqssl.models.features import feature_dim
 from fedqssl.runs.evaluate import Labeled
 
 
@@ -49,7 +50,7 @@ def device_file(
         The file, and the accuracy on the test images.
     """
     data = LabeledSplit(*train, *test, tuple(class_names))
-    extractor = client_extractor(task, bits, payload)
+    extractor = client_extractor(task, bits, payload, train[0].shape[2])
     features = [extract_features(extractor, images) for images in data.parts(task)]
     probe = fit_probe(task, name, bits, data, features)
     made = _packed(task, extractor, probe, train[0].shape[2], "fleet", fleet_card(task, probe, payload))
@@ -57,6 +58,7 @@ def device_file(
 
 
 def _packed(task: Task, extractor: fx.GraphModule, probe: Probe, size: int, protocol: str, card: Card) -> bytes:
+    seen = task.extractor(task.converted(32), size)
     values = {
         "model": task.model,
         "width": task.width,
@@ -64,7 +66,8 @@ def _packed(task: Task, extractor: fx.GraphModule, probe: Probe, size: int, prot
         "size": size,
         "objective": task.objective,
         "bits": probe.bits,
-        "feature_dim": int(task.network().encoder.feature_dim),  # type: ignore[arg-type]
+        "features": task.features,
+        "feature_dim": feature_dim(seen, task.in_channels, size),
         "class_names": list(probe.class_names),
         "protocol": protocol,
         "client": probe.client,

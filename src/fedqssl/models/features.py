@@ -6,7 +6,7 @@ place at every precision.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,12 +17,6 @@ from fedqssl.lowbit.layers import LowBitNorm, TanhCodes
 from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
 
 Features = Literal["pooled", "grid2", "stages"]
-FEATURES: dict[str, str] = {
-    "pooled": "the last maps, averaged: one number per channel",
-    "grid2": "the last maps, averaged over each quarter of the image: where something is counts",
-    "stages": "the last maps averaged, beside a 4x4 grid of the stage in the middle: shapes and places count",
-}
-"""Kinds of features by name, with a line about each."""
 
 
 class Part(NamedTuple):
@@ -32,10 +26,24 @@ class Part(NamedTuple):
     cells: int
 
 
-PARTS: dict[str, tuple[Part, ...]] = {
-    "grid2": (Part(0, 2),),
-    "stages": (Part(0, 1), Part(2, 4)),
+class FeatureKind(NamedTuple):
+    """One kind of features: a line about it, and its parts, side by side; no parts: the network's own output."""
+
+    description: str
+    parts: tuple[Part, ...] = ()
+
+
+FEATURES: dict[str, FeatureKind] = {
+    "pooled": FeatureKind("the last maps, averaged: one number per channel"),
+    "grid2": FeatureKind(
+        "the last maps, averaged over each quarter of the image: where something is counts", (Part(0, 2),)
+    ),
+    "stages": FeatureKind(
+        "the last maps averaged, beside a 4x4 grid of the stage in the middle: shapes and places count",
+        (Part(0, 1), Part(2, 4)),
+    ),
 }
+"""Kinds of features by name."""
 
 
 class _Shapes(fx.Interpreter):
@@ -75,6 +83,10 @@ def stage_ends(model: fx.GraphModule, image: Tensor) -> list[tuple[fx.Node, int]
     return [(node, side) for side, node in ends.items()]
 
 
+@overload
+def features_of(model: fx.GraphModule, kind: str = ..., channels: int = ..., size: int = ...) -> fx.GraphModule: ...
+@overload
+def features_of(model: nn.Module, kind: str = ..., channels: int = ..., size: int = ...) -> nn.Module: ...
 def features_of(model: nn.Module, kind: str = "pooled", channels: int = 3, size: int = 32) -> nn.Module:
     """The part of a (converted) network that gives features of this kind; weights are shared with ``model``.
 
@@ -98,7 +110,7 @@ def features_of(model: nn.Module, kind: str = "pooled", channels: int = 3, size:
     else:
         assert isinstance(pooled, fx.GraphModule)
         traced = pooled
-    return with_parts(traced, PARTS[kind], torch.zeros(1, channels, size, size), kind)
+    return with_parts(traced, FEATURES[kind].parts, torch.zeros(1, channels, size, size), kind)
 
 
 def with_parts(model: fx.GraphModule, parts: tuple[Part, ...], image: Tensor, kind: str) -> fx.GraphModule:
@@ -132,10 +144,12 @@ def _module(model: fx.GraphModule, node: fx.Node) -> nn.Module | None:
 
 
 def _pool(side: int, cells: int) -> nn.Module:
-    """Averages over a grid of cells; plain pooling where it can be, which every export knows."""
+    """Averages over a grid of cells, which overlap where they do not divide the side: plain pooling, which every export knows."""
     if cells == 1:
         return nn.AdaptiveAvgPool2d(1)
-    return nn.AvgPool2d(side // cells) if side % cells == 0 else nn.AdaptiveAvgPool2d(cells)
+    cells = min(cells, side)
+    stride = side // cells
+    return nn.AvgPool2d(side - (cells - 1) * stride, stride)
 
 
 def feature_dim(model: nn.Module, channels: int = 3, size: int = 32) -> int:
@@ -148,4 +162,4 @@ def feature_dim(model: nn.Module, channels: int = 3, size: int = 32) -> int:
     return found
 
 
-__all__ = ["FEATURES", "PARTS", "Features", "Part", "feature_dim", "features_of", "stage_ends", "with_parts"]
+__all__ = ["FEATURES", "FeatureKind", "Features", "Part", "feature_dim", "features_of", "stage_ends", "with_parts"]

@@ -28,7 +28,7 @@ class SelfSupervisedNetwork(nn.Module):
 
 
 def feature_extractor(model: nn.Module) -> nn.Module:
-    """The part of a (converted) network up to its features; weights are shared with ``model``."""
+    """The part of a (converted) network up to its features, packable as the model is; weights are shared with it."""
     if isinstance(model, SelfSupervisedNetwork):
         return model.encoder
     if not isinstance(model, fx.GraphModule):
@@ -41,6 +41,7 @@ def feature_extractor(model: nn.Module) -> nn.Module:
             graph.output(copies[node])
             extractor = fx.GraphModule(model, graph)
             extractor.train(model.training)
+            extractor.meta |= model.meta
             return extractor
     raise ValueError("no features are marked in this model; build it with SelfSupervisedNetwork")
 

@@ -38,7 +38,7 @@ MODELS: dict[str, ModelEntry] = {
         lambda width, in_channels: resnet34(width, in_channels=in_channels),
     ),
     "resnet9": ModelEntry(
-        "9-layer ResNet, the best for its time on a CPU; 0.41 million weights at width 16, 1.64 million at 32", resnet9
+        "9-layer ResNet, quick on a CPU; 0.41 million weights at width 16, 1.64 million at 32", resnet9
     ),
     "small_cnn": ModelEntry("four convolutions; 98 thousand weights at width 16", small_cnn),
 }

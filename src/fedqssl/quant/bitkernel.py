@@ -63,9 +63,20 @@ def bit_conv2d(
     dilation: tuple[int, int] = (1, 1),
     scale: float = 1.0,
 ) -> Tensor:
-    """``scale * conv2d(x, 2w - (2^w_bits - 1))`` of codes: weights as odd integers, what ``level`` weights are.
+    """``scale * conv2d(x, 2w - (2^w_bits - 1))`` of codes: ``level`` weights are such odd integers.
 
-    x is (N, C, H, W), w is (O, C, KH, KW), both uint8 codes; the float output is channels_last.
+    Args:
+        x: uint8 codes (N, C, H, W).
+        w: uint8 codes (O, C, KH, KW).
+        x_bits: bits of x, 1 to 8.
+        w_bits: bits of w, 1 to 8.
+        stride: as for ``conv2d``.
+        padding: as for ``conv2d``.
+        dilation: as for ``conv2d``.
+        scale: multiplies the result.
+
+    Returns:
+        Floats (N, O, OH, OW), channels_last.
     """
     _check_codes(x, x_bits)
     _check_codes(w, w_bits)

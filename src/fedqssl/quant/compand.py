@@ -85,8 +85,15 @@ def compand_codes(
 ) -> Tensor:
     """Codes ``k = Q(x)``: ``c(x)/m`` rounded on the uniform grid of levels, values beyond ±m clipped.
 
-    ``domain`` says for what stochastic rounding is unbiased: for ``c(x)/m`` (``level``) or for x (``value``). Nearest
-    rounding is to the nearest level in both.
+    Args:
+        x: parameters of any shape.
+        bits: s, 1 to 16.
+        scale: m, as from :func:`compand_scale`.
+        compander: c.
+        rounding: ``nearest`` or ``stochastic``.
+        domain: what stochastic rounding is unbiased for: ``c(x)/m`` (``level``) or x (``value``). Nearest rounding is to the
+            nearest level in both.
+        generator: source of random numbers for stochastic rounding.
     """
     top = 2 ** check_bits(bits) - 1
     snap = SNAP if x.dtype == torch.float64 else max(SNAP, top * 2.0**-23)  # float32 parameters carry more noise
@@ -112,7 +119,10 @@ def compand_quantize(
     generator: torch.Generator | None = None,
     scale: float | None = None,
 ) -> QuantizedTensor:
-    """Quantize a layer: codes, and the codebook of what they stand for (App. A.1: ``Q(x) = c^-1(uniform(c(x)))``)."""
+    """Quantize a layer: codes, and the codebook of what they stand for (App. A.1: ``Q(x) = c^-1(uniform(c(x)))``).
+
+    Arguments are those of :func:`compand_codes`; without a ``scale`` it is computed from x.
+    """
     m = compand_scale(x, compander) if scale is None else scale
     codes = compand_codes(x, bits, m, compander, rounding, domain, generator)
     return QuantizedTensor(codes, compand_values(bits, m, compander, x.device).to(x.dtype), bits)

@@ -45,7 +45,13 @@ def _check_packed(packed: Tensor, bits: int, shape: Sequence[int]) -> int:
 
 
 def unpack(packed: Tensor, bits: int, shape: Sequence[int]) -> Tensor:
-    """Inverse of :func:`pack`: uint8 codes up to 8 bits, uint16 above."""
+    """Inverse of :func:`pack`: uint8 codes up to 8 bits, uint16 above.
+
+    Args:
+        packed: flat uint8 tensor of exactly ``packed_size(n, bits)`` bytes.
+        bits: of each code.
+        shape: of the tensor of codes, with n entries.
+    """
     n = _check_packed(packed, bits, shape)
     codes: Tensor = ops(packed).unpack(packed.contiguous(), bits, n)
     return codes.view(tuple(shape))

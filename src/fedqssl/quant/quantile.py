@@ -88,6 +88,13 @@ def quantile_quantize(
     """Quantize to the nearest quantile (or stochastically to one of the two neighbours).
 
     A tensor with no more elements than centres needs no rounding: its codebook is its own sorted entries.
+
+    Args:
+        x: a tensor of any shape, without NaN and infinity.
+        bits: 1 to 16.
+        method: ``exact`` (sort), ``key16`` (count), or ``auto``, which chooses by size.
+        rounding: ``nearest`` or ``stochastic``.
+        generator: source of random numbers for stochastic rounding.
     """
     check_bits(bits)
     check_rounding(rounding)
@@ -117,7 +124,10 @@ def quantile_round(
     generator: torch.Generator | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The float view of :func:`quantile_quantize`, without making the codes; into ``out`` (may be x) if given."""
+    """The float view of :func:`quantile_quantize`, without making the codes.
+
+    Arguments are those of :func:`quantile_quantize`; the result is written to ``out`` (which may be x) if given.
+    """
     if out is not None:
         if out.shape != x.shape or out.dtype != torch.float32 or not out.is_contiguous():
             raise ValueError(f"out must be a contiguous float32 tensor of shape {tuple(x.shape)}")

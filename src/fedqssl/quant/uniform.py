@@ -13,7 +13,14 @@ from fedqssl.quant.tensor import QuantizedTensor
 def uniform_quantize(
     r: Tensor, bits: int, rounding: Rounding = "nearest", generator: torch.Generator | None = None
 ) -> QuantizedTensor:
-    """Codes ``k = round((2^s - 1) r)`` with codebook ``k / (2^s - 1)``; r is clipped to [0, 1]."""
+    """Codes ``k = round((2^s - 1) r)`` with codebook ``k / (2^s - 1)``.
+
+    Args:
+        r: a tensor of any shape; clipped to [0, 1].
+        bits: s, 1 to 16.
+        rounding: ``nearest`` or ``stochastic``.
+        generator: source of random numbers for stochastic rounding.
+    """
     top = 2 ** check_bits(bits) - 1
     r = r.detach()
     codes = round_to_grid(r * top, top, rounding, generator)

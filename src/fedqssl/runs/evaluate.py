@@ -16,7 +16,6 @@ from fedqssl.federated.context import Context, Simulation
 from fedqssl.federated.randomness import derived_seed, generator
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import load_bytes
-from fedqssl.models.network import feature_extractor
 
 Which = Literal["global", "local"]
 Labeled = tuple[Tensor, Tensor]
@@ -43,7 +42,7 @@ def knn_monitor(context: Context, aggregated: fx.GraphModule) -> float | None:
     train, test = context.train, context.test
     if train.labels is None or test.labels is None:
         return None
-    encoder = feature_extractor(aggregated)
+    encoder = context.task.extractor(aggregated, train.images.shape[-1])
     known, asked = (some(len(part.images), MONITOR_IMAGES) for part in (train, test))
     x, y = extract_features(encoder, train.images[known]), extract_features(encoder, test.images[asked])
     return float(knn_accuracy(x, train.labels[known], y, test.labels[asked]))
@@ -62,7 +61,7 @@ def collapse_monitor(context: Context, aggregated: fx.GraphModule) -> Collapse:
     images = context.buffer()[:COLLAPSE_IMAGES]
     aggregated.eval()
     views = context.task.two_views(images, generator(context.config.seed, "collapse signals"))
-    x, y = feature_extractor(aggregated)(views).flatten(1).chunk(2)
+    x, y = context.task.extractor(aggregated, views.shape[-1])(views).flatten(1).chunk(2)
     return collapse_signals(x, y)
 
 
@@ -76,7 +75,7 @@ def _features(encoder: torch.nn.Module, context: Context) -> tuple[Tensor, Tenso
 def _probed(context: Context, model: fx.GraphModule) -> float:
     """Full-precision linear classifier on the frozen model, trained on the centralized training set."""
     assert context.test.labels is not None
-    x, labels, y = _features(feature_extractor(model), context)
+    x, labels, y = _features(context.task.extractor(model, context.train.images.shape[-1]), context)
     return linear_probe(x, labels, y, context.test.labels, context.task.classes).accuracy
 
 
@@ -136,7 +135,7 @@ def own_accuracy(task: Task, name: str, bits: int, payload: bytes, train: Labele
     model = load(task, bits, payload)
     if task.supervised:
         return _classified(model, *test)
-    encoder = feature_extractor(model)
+    encoder = task.extractor(model, train[0].shape[-1])
     x, y = (extract_features(encoder, images) for images, _ in (train, test))
     seed = derived_seed(task.seed, "local probe", name)
     return fit_classifier(task.classifier, x, train[1], task.classes, bits, seed).accuracy(y, test[1])

@@ -24,7 +24,7 @@ from fedqssl.engines.flower import check_flower
 from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.pool import Pool
 from fedqssl.evaluation.collapse import Collapse
-from fedqssl.federated.algorithms import get_algorithm
+from fedqssl.federated.algorithms import AlgorithmError, get_algorithm
 from fedqssl.federated.context import Context, FleetContext, Simulation, build_simulation
 from fedqssl.federated.optimizers import configured_server
 from fedqssl.federated.protocol import protocol
@@ -57,18 +57,25 @@ ENGINES: dict[str, Callable[[Pool[Simulation]], AbstractContextManager[Engine]]]
 def start(
     config: RunConfig, out: Path, *, overwrite: bool = False, say: Say = print, progress: Progress | None = None
 ) -> RunResult:
-    """Run a configuration in a new folder; ``progress`` shows more than the lines that go to ``say``."""
+    """Run a configuration in a new folder.
+
+    Args:
+        config: the settings, as from :func:`fedqssl.config.load_config`.
+        out: the run's folder; an error if it exists, unless ``overwrite`` is set.
+        overwrite: replace the run in ``out``, if there is one.
+        say: receives the lines of progress.
+        progress: shows more than lines (a bar, for example); replaces ``say``.
+
+    Raises:
+        RunError: one line that says what to do.
+    """
     _check(config)
     RunFolder.check_new(out, overwrite)
     config = with_device_bits(config)
     config = config.model_copy(update={"data": absolute(config.data)})  # so that it can be resumed from anywhere
     progress = progress or Progress(say)
     context, warned = _loaded(config, progress)
-    try:
-        context.task.converted(min(context.bits.values()))
-    except (RuntimeError, MemoryError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise RunError(f"the model {config.model} at width {config.width} cannot be built ({why})") from error
+    check_model(context)
     try:
         folder = RunFolder.create(out, overwrite)
         folder.write("environment.json", json.dumps(environment(context), indent=1) + "\n")
@@ -80,6 +87,25 @@ def start(
     for line in warned:
         folder.log(line)
     return run_to_end(context, folder, progress)
+
+
+def check_model(context: Context) -> None:
+    """Build the network and what gives its features once, so that training does not begin with what cannot be built.
+
+    Raises:
+        ValueError: one line that says what is wrong.
+    """
+    config, task, image = context.config, context.task, context.train.images.shape[-1]
+    try:
+        model = task.converted(min(context.bits.values(), default=32))
+        for size in (
+            image,
+            task.views.size or image,
+        ):  # what is evaluated, and what the signals of collapse are taken from
+            task.extractor(model, size)
+    except (RuntimeError, MemoryError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise RunError(f"the model {config.model} at width {config.width} cannot be built ({why})") from error
 
 
 def _loaded(config: RunConfig, progress: Progress) -> tuple[Simulation, list[str]]:
@@ -94,7 +120,16 @@ def _loaded(config: RunConfig, progress: Progress) -> tuple[Simulation, list[str
 
 
 def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) -> RunResult:
-    """Resume a run from its last checkpoint, bit for bit; the result of a finished run is only read."""
+    """Resume a run from its last checkpoint, bit for bit; the result of a finished run is only read.
+
+    Args:
+        folder: the run's folder.
+        say: receives the lines of progress.
+        progress: shows more than lines (a bar, for example); replaces ``say``.
+
+    Raises:
+        RunError: the folder is not a run, or its settings or data have changed; says what to do.
+    """
     found = RunFolder.open(folder)
     progress = progress or Progress(say)
     if (folder / "result.json").exists():
@@ -111,7 +146,10 @@ def resume(folder: Path, *, say: Say = print, progress: Progress | None = None) 
 def _check(config: RunConfig) -> None:
     if config.engine == "flower":
         raise RunError("a run on real machines is started and resumed with fedqssl deploy start")
-    configured_server(get_algorithm(config.algorithm), config)
+    try:
+        configured_server(get_algorithm(config.algorithm), config)
+    except AlgorithmError as error:
+        raise RunError(str(error)) from None
     if config.engine not in ENGINES:
         name, known = config.engine, ", ".join(ENGINES)
         raise RunError(f"unknown engine {name!r}{nearest(name, ENGINES)} (engines: {known})")
