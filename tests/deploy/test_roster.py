@@ -36,7 +36,7 @@ def test_who_comes_back_is_who_it_was():
 
 
 def test_a_name_is_that_of_its_key():
-    assert refusal("a", Capabilities("b", 4, 10, 2), None) == "it calls itself 'b', but its key is that of 'a'"
+    assert refusal("a", Capabilities("b", 4, 10, 2), None) == "it reports the name 'b', but its key belongs to 'a'"
 
 
 @pytest.mark.parametrize(("bits", "samples"), [(0, 10), (17, 10), (-4, 10), (4, 1), (4, 0)])

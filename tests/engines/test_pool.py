@@ -71,7 +71,7 @@ def test_errors_of_a_job_are_raised_and_the_pool_stays_usable(pool):
 
 
 def test_a_worker_that_dies(pool):
-    with pytest.raises(ChildProcessError, match="a worker process died, perhaps for lack of memory"):
+    with pytest.raises(ChildProcessError, match="a worker process died, possibly out of memory"):
         pool.run("work", work, {"deadly": ("deadly",)})
     jobs = {key: (key,) for key in ("deadly", "a", "b", "c")}
     found = dict(pool.stream(work, jobs, died=lambda key: f"{key} is lost"))

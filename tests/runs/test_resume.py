@@ -86,7 +86,7 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(lifecycle, "build_simulation", with_another_pixel)
-        with pytest.raises(RunError, match="have changed: put back what was there"):
+        with pytest.raises(RunError, match="have changed: restore them"):
             resume(tmp_path / "a", say=lambda line: None)
 
 
