@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +47,8 @@ def test_a_device_file_loads_and_predicts(old):
     names = [model.manifest.class_names[k] for k in logits.argmax(1).tolist()]
     assert [answer.name for answer in model.predict(IMAGES)] == names
     assert model.to_bytes() == (old / "phone.fqssl").read_bytes()
-    assert model.card() == (old / "phone.fqssl.md").read_text()
+    numbers = [re.findall(r"[0-9.]+", card) for card in (model.card(), (old / "phone.fqssl.md").read_text())]
+    assert numbers[0] == numbers[1] and len(numbers[0]) > 20  # words may change, figures may not
 
 
 def test_report_and_compare_read_a_finished_run(old):
@@ -83,7 +86,7 @@ def test_an_unfinished_run_resumes_bit_for_bit(old):
     assert {n: hashlib.sha256(file.read_bytes()).hexdigest() for n, file in models.items()} == EXPECTED["resumed"]
     finished = fedqssl.resume(old / "finished", say=lambda line: None)
     assert (result.protocol, result.global_accuracy) == (finished.protocol, finished.global_accuracy)
-    assert result.clients == finished.clients
+    assert {n: replace(c, controls=None) for n, c in result.clients.items()} == finished.clients  # controls are newer
 
 
 def test_a_fleet_folder_opens(old):

@@ -171,7 +171,7 @@ def test_ctrl_c_while_workers_start(finished, tmp_path):
     """Both import torch, which takes seconds; a KeyboardInterrupt would be noisy there."""
     folder = tmp_path / "stopped"
     process = real_run(folder)
-    ctrl_c_when(lambda: len(members(process.pid, "libtorch", "spawn_main")) == 2, process, folder, finished)
+    ctrl_c_when(lambda: len(members(process.pid, "libtorch", "engines.worker")) == 2, process, folder, finished)
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_a_worker_that_is_killed_ends_the_run_in_one_line(finished, tmp_path):
     folder = tmp_path / "broken"
     process = real_run(folder)
     until((folder / "metrics.jsonl").exists, "the first round ends")
-    os.kill(members(process.pid, command="spawn_main")[0], signal.SIGKILL)
+    os.kill(members(process.pid, command="engines.worker")[0], signal.SIGKILL)
     _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert error.startswith("error: a worker process died") and "--resume" in error and error.count("\n") == 1

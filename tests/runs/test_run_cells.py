@@ -166,7 +166,7 @@ def test_a_sweep_over_partitions_whose_settings_differ(engine, tmp_path):
     [
         (["smoke", "beta=0.1"], "several values"),
         (["smoke", "beta=0.1;;5"], "empty value"),
-        (["smoke", "beta=1;1"], "twice"),
+        (["smoke", "beta=1;1"], "repeated"),
         (["smoke", "beta=1;1.0"], "the same run"),
         (["smoke", "beta=1;x"], "beta"),
         (["smoke", "bta=1;2"], "did you mean 'beta'"),

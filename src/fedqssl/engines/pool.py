@@ -8,6 +8,7 @@ Python's own process pools import the user's script again in every worker; these
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -40,13 +41,16 @@ class _Worker:
 
     def __init__(self, shared: Shared, threads: int) -> None:
         self.connection, theirs = Pipe()
-        with theirs:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C is the parent's alone
+        try:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _START.format(path=sys.path, handle=theirs.fileno())],
                 stdin=subprocess.PIPE,  # what the worker watches: it closes when this process ends
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is the parent's alone
             )
+        finally:
+            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         send(self.connection, (shared, threads))
 
     def end(self, at_once: bool) -> None:
