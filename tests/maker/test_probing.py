@@ -40,7 +40,7 @@ def test_new_classes_and_few_labels(finished, tmp_path, capsys):
     settings = ProbeSettings(f"folder:{tmp_path / 'new'}", "10%")
     found = probe_client(finished, "client-02", settings)
     assert found.train_images == 6 and found.class_names == ("bright", "dark", "mid")
-    assert found.outcome.accuracy > 0.5  # chance is 0.33; over seeds 0.72 to 1
+    assert found.outcome.accuracy > 0.8
     out = tmp_path / "new.fqssl"
     cli(capsys, "export", finished.folder.path, *words, "--out", out)
     assert [p.name for p in fedqssl.load(out).predict(tmp_path / "new" / "dark")].count("dark") > 15  # of 30
