@@ -16,7 +16,7 @@ ssl.temperature server.dequantize_epochs server.requantize_epochs server.lr serv
 server.ema aggregation.temperature lowbit.weights lowbit.rule
 lowbit.scale
 lowbit.rounding lowbit.activation_clip fedprox.mu evaluation.knn_every evaluation.probe_images
-evaluation.controls evaluation.classifier
+evaluation.controls evaluation.classifier evaluation.probe
 views.preset views.scale views.ratio views.flip views.brightness views.contrast views.saturation views.hue views.jitter
 views.grayscale views.size features"""
 

@@ -141,6 +141,8 @@ class EvaluationConfig(_Section):
     """Whether the result is compared with simple classifiers on the same images and with the untrained network."""
     classifier: Literal["regression", "sgd"] = "regression"
     """How a client's s-bit classifier is made: ``regression`` on the codes that its device sees, or ``sgd`` in its bits."""
+    probe: Literal["cross_validated", "fixed"] = "cross_validated"
+    """Weight decay of the closing linear probe: ``cross_validated`` on the training images, or ``fixed`` at 1e-4."""
 
 
 def _range(value: object) -> object:
