@@ -118,7 +118,7 @@ def test_one_short_file_each_with_a_citation_on_top(name):
 
 def test_labels_reach_supervised_clients_and_no_other(monkeypatch):
     seen = []
-    monkeypatch.setattr("fedqssl.federated.client.train_epoch", lambda *given: seen.append(given[5]) or 0.0)
+    monkeypatch.setattr("fedqssl.federated.client.train_steps", lambda *given: seen.append(given[6]) or [0.0])
     for name, algorithm in ALGORITHMS.items():
         context = tiny_context(algorithm=name)
         data = context.client("client-01")
@@ -306,14 +306,23 @@ def test_server_only_works_as_much_as_fed_qssls_server_and_on_the_buffer_alone()
     seen = []
 
     class Spy(ServerOperators):
-        def train(self, state, where, epochs):
-            seen.append((where, epochs))
-            return super().train(state, where, epochs)
+        def train(self, state, where, epochs=None, *, steps=None):
+            seen.append((where, epochs, steps))
+            return super().train(state, where, epochs, steps=steps)
 
-    rounds_of(tiny_context(algorithm="server_only", **{"server.dequantize_epochs": 2}), operators=Spy)
+    tiny_buffer = tiny_context(algorithm="server_only", images=400, **{"server.dequantize_epochs": 2})
+    assert tiny_buffer.task.steps(len(tiny_buffer.buffer())) == 2
+    rounds_of(tiny_buffer, operators=Spy)
+    rounds_of(tiny_context(algorithm="server_only", **{"server.steps": 5}), operators=Spy)
+    rounds_of(tiny_context(algorithm="central", local_steps=2), operators=Spy)
     context = tiny_context(algorithm="central", local_epochs=3)
     rounds_of(context, operators=Spy)
-    assert seen == [("buffer", 6), ("everywhere", 3)]
+    assert seen == [
+        ("buffer", None, 2 * 2 * 3),  # two epochs of two steps for each of three clients
+        ("buffer", None, 5),
+        ("everywhere", None, 2 * 3),  # as many as the three clients take
+        ("everywhere", 3, None),
+    ]
     split = context.partition
     theirs = sorted(set().union(*(c.train.tolist() for c in split.clients.values())))
     assert not set(theirs) & set(split.buffer.tolist())

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from fedqssl.maker.finished_run import FinishedRun
     from fedqssl.maker.probing import Probe
 
-SETTINGS = ("algorithm", "objective", "rounds", "local_epochs", "batch_size", "lr", "partition", "clients", "seed")
+SETTINGS = (
+    *("algorithm", "objective", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "partition", "clients"),
+    "seed",
+)
 Card = dict[str, dict[str, Any]]
 
 
@@ -45,6 +48,7 @@ def run_card(run: FinishedRun, probe: Probe, model: nn.Module, image: tuple[int,
     """
     config, client, card = run.config, run.result.clients[probe.client], _probed(probe)
     precision, products = Precision.for_bits(probe.bits), trace(model, image).products
+    settings = {key: value for key in SETTINGS if (value := getattr(config, key)) is not None}
     card["data"] |= {
         "pre-trained on": config.data,
         "images of this client": client.samples,
@@ -54,7 +58,7 @@ def run_card(run: FinishedRun, probe: Probe, model: nn.Module, image: tuple[int,
     card["accuracy"]["global accuracy of the run"] = run.result.global_accuracy
     return {
         **card,
-        "training": {**{key: getattr(config, key) for key in SETTINGS}, "lowbit.weights": config.lowbit.weights},
+        "training": {**settings, "lowbit.weights": config.lowbit.weights},
         "cost": {
             "weights": sum(e.shape.numel() for e in state_of(model).values() if e.role == "quantized"),
             "multiply-accumulates per image": sum(p.macs for p in products),

@@ -104,11 +104,12 @@ def server_work(run: RunData) -> str:
     work = run.algorithm.work(c, c.participants(max(len(run.clients), 1)))
     parts = []
     if work.dequantize_epochs is not None:
-        parts.append(f"{counted(work.dequantize_epochs, 'de-quantization epoch')} per client")
-    if work.buffer_epochs:
-        parts.append(f"{counted(work.buffer_epochs, 'epoch')} of one model on the buffer")
-    if work.union_epochs:
-        parts.append(f"{counted(work.union_epochs, 'epoch')} of one model on all clients' images at the clients' lr")
+        parts.append(f"{_length(work.dequantize_epochs, work.dequantize_steps, 'de-quantization ')} per client")
+    if work.buffer_epochs or work.buffer_steps:
+        parts.append(f"{_length(work.buffer_epochs, work.buffer_steps)} of one model on the buffer")
+    if work.union_epochs or work.union_steps:
+        whose = "of one model on all clients' images at the clients' lr"
+        parts.append(f"{_length(work.union_epochs, work.union_steps)} {whose}")
     if work.requantize_epochs:
         parts.append(f"{counted(work.requantize_epochs, 're-quantization epoch')} per bitwidth")
     rate = [f"lr {c.lr if c.server.lr is None else c.server.lr:g}"] if parts else []
@@ -117,6 +118,11 @@ def server_work(run: RunData) -> str:
     elif work.averages:
         parts.append("averages by numbers of images")
     return "; ".join([*parts, *rate]) or "nothing"
+
+
+def _length(epochs: int, steps: int, kind: str = "") -> str:
+    """``2 epochs`` or ``40 steps``."""
+    return counted(steps, f"{kind}step") if steps else counted(epochs, f"{kind}epoch")
 
 
 def link(target: Path, base: Path) -> str | None:

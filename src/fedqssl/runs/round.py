@@ -168,8 +168,8 @@ def _arrived(context: Context, names: list[str], valid: Replies) -> Arrived:
         samples={n: metrics.samples for n, (_, metrics) in valid.items()},
         clients=tuple(names),
         bits=context.bits,
-        dequantize_epochs=config.server.dequantize_epochs,
         local_epochs=config.local_epochs,
+        local_steps=config.local_steps,
         temperature=config.aggregation.temperature,
     )
 

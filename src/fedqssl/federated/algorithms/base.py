@@ -24,8 +24,8 @@ class Arrived:
     samples: Mapping[str, int]
     clients: tuple[str, ...]
     bits: Mapping[str, int]
-    dequantize_epochs: int = 1
-    local_epochs: int = 1
+    local_epochs: int | None = 1
+    local_steps: int | None = None
     temperature: float = 1.0
 
     def shares(self) -> dict[str, float]:

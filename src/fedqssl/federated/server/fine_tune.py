@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.state import State, read_state, write_state
-from fedqssl.federated.task import Task, batches, train_epoch
+from fedqssl.federated.task import Task, batches, train_steps
 from fedqssl.lowbit import LowBitSGD
 
 SETTLE_BATCHES = 100
@@ -21,24 +21,20 @@ def fine_tune(
     images: Tensor,
     task: Task,
     purpose: tuple[object, ...],
-    epochs: int,
+    steps: int,
     lr: float,
-    done: Callable[[int], None] = lambda epoch: None,
+    done: Callable[[int], None] = lambda steps: None,
 ) -> tuple[State, float]:
-    """The state after ``epochs`` of plain SGD, and the mean loss of the last one (with no epochs: of a pass without updates).
+    """The state after so many steps of plain SGD, and the mean loss of the last epoch (without steps: of a pass without updates).
 
     Batches and views derive from (seed, purpose): equal purposes see the same ones.
     """
     full = task.converted(32)
     write_state(full, state)
     draws = generator(task.seed, *purpose)
-    opt, loss = LowBitSGD(full, lr), float("nan")
-    for epoch in range(epochs):
-        loss = train_epoch(full, opt, images, task, draws)
-        done(epoch + 1)
-    if not epochs:
-        loss = train_epoch(full, None, images, task, draws)
-    return {**state, **read_state(full)}, loss
+    opt = LowBitSGD(full, lr) if steps else None
+    losses = train_steps(full, opt, images, task, draws, steps or task.steps(len(images)), done=done)
+    return {**state, **read_state(full)}, losses[-1]
 
 
 @torch.no_grad()
