@@ -123,6 +123,8 @@ def test_steps_count_alike_for_clients_and_server():
         (["algorithm=fed_qssl", "bits=32,32"], 2),
         (["algorithm=fed_qssl", "server.steps=11"], 5 + 2),  # half of them for each of two models
         (["algorithm=fed_simclr"], 0),
+        (["algorithm=fed_refine"], 2 * 2),
+        (["algorithm=fed_refine", "server.steps=11"], 11),
         (["algorithm=server_only"], 2 * 2 + 2),
         (["algorithm=server_only", "server.steps=11"], 11 + 2),
         (["algorithm=central"], 4 + 2),  # 140 images
@@ -138,6 +140,7 @@ def test_steps_of_the_server_that_follow_each_other(words, steps):
     [
         ("fed_qssl", True, True, {"dequantize_epochs": 2, "requantize_epochs": 1}),
         ("fed_simclr", True, True, {"dequantize_epochs": None, "averages": True}),
+        ("fed_refine", True, True, {"buffer_epochs": 2 * 4, "requantize_epochs": 0, "averages": True}),
         ("local_only", True, False, {"averages": False}),
         ("server_only", False, False, {"buffer_epochs": 2 * 4}),
         ("central", False, False, {"union_epochs": 1}),

@@ -12,6 +12,7 @@ from fedqssl.federated.optimizers import configured_server
 from fedqssl.federated.optimizers.adam import with_adam
 from fedqssl.federated.optimizers.ema import with_ema
 from fedqssl.federated.optimizers.momentum import with_momentum
+from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.server_state import equal, part_of, state_from_bytes, state_to_bytes
 from fedqssl.federated.state import read_payload
 from fedqssl.lowbit import ContainerError
@@ -23,6 +24,7 @@ OPTIMIZED = [
     {"server.optimizer": "adam"},
     {"server.ema": 0.5},
     {"server.optimizer": "momentum", "server.ema": 0.9},
+    {"algorithm": "fed_refine", "server.optimizer": "momentum", "server.steps": 3, "local_steps": 2},
 ]
 
 
@@ -71,7 +73,9 @@ def test_momentum_of_nothing_is_the_algorithm():
     assert all(torch.allclose(got[n], want[n], rtol=2e-3, atol=1e-5) for n in want)  # batch norm travels in 16 bits
 
 
-@pytest.mark.parametrize("algorithm", [n for n, a in ALGORITHMS.items() if a.federates and n != "fed_prox"])
+@pytest.mark.parametrize(
+    "algorithm", [n for n, a in ALGORITHMS.items() if a.federates and n not in ("fed_prox", "fed_refine")]
+)
 def test_around_any_algorithm(algorithm):
     """One round of momentum with half a step goes half the way of the algorithm."""
     half = {"server.optimizer": "momentum", "server.optimizer_lr": 0.5}
@@ -83,6 +87,32 @@ def test_around_any_algorithm(algorithm):
     for name in w:
         if "running" not in name and not name.endswith((".low", ".high")):
             assert torch.allclose(w[name], first[name] + 0.5 * (there[name] - first[name]), atol=2e-3), name
+
+
+def test_the_server_steps_before_it_trains_the_aggregate(monkeypatch):
+    """Fed-Refine with momentum: half a step towards the average, and the server's training starts there."""
+    half = {"server.optimizer": "momentum", "server.optimizer_lr": 0.5, "server.steps": 3}
+    seen = []
+
+    class Spy(ServerOperators):
+        def train(self, state, where, epochs=None, *, steps=None):
+            trained = super().train(state, where, epochs, steps=steps)
+            seen.append((state, *trained))
+            return trained
+
+    context = tiny_context(algorithm="fed_refine", **half)
+    after, (line,) = rounds_of(context, operators=Spy)
+    ((start, trained, loss),) = seen
+    average = read_payload(rounds_of(tiny_context(algorithm="fed_simclr"))[0].aggregated, 32, context.task)
+    first = read_payload(rounds_of(context, 0)[0].aggregated, 32, context.task)
+    for name, x in average.items():
+        want = x if "running" in name else first[name] + 0.5 * (x - first[name])
+        assert torch.allclose(start[name], want, rtol=2e-3, atol=1e-4), name
+    got = read_payload(after.aggregated, 32, context.task)
+    assert all(torch.allclose(got[n], trained[n], rtol=2e-3, atol=1e-4) for n in got) and line["server_loss"] == loss
+    averaged, _ = rounds_of(tiny_context(algorithm="fed_refine", **half, **{"server.ema": 0.5}))
+    assert averaged.aggregated == after.aggregated  # the average is of what was trained
+    assert torch.equal(averaged.server_state["ema/" + name], trained[name])
 
 
 def test_an_algorithm_without_an_aggregate_is_refused():

@@ -183,6 +183,7 @@ def _line(number: int, lr: float, after: Round, replies: Replies) -> dict[str, A
         "loss": sum(last) / len(last) if last else after.server_loss,
         "client_loss": {n: list(m.losses) for n, (_, m) in replies.items()},
         "skipped_steps": sum(m.skipped_steps for _, m in replies.values()),
+        "server_loss": after.server_loss,
         "dequantize_loss": dict(after.losses),
         "weights": dict(after.weights),
     }
