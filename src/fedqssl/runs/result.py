@@ -68,14 +68,18 @@ class RunResult:
         known = [c.controls for c in self.clients.values() if c.controls is not None]
         return {name: fmean(c[name] for c in known) for name in known[0]} if known else {}
 
+    def measured(self) -> list[Measured]:
+        """The global and the mean local accuracy with their controls, where these were measured."""
+        found = (
+            ("global accuracy", self.global_accuracy, self.controls or {}),
+            ("mean local accuracy", self.local_accuracy, self.local_controls()),
+        )
+        return [Measured(name, value, controls) for name, value, controls in found if value is not None and controls]
+
     def verdict(self) -> str:
         """Whether the run beat its controls, and what to try if it did not; empty if that was not measured."""
-        if self.controls is None or self.global_accuracy is None:
-            return ""
-        found, own = [Measured("global accuracy", self.global_accuracy, self.controls)], self.local_controls()
-        if own and self.local_accuracy is not None:
-            found.append(Measured("mean local accuracy", self.local_accuracy, own))
-        return verdict(found, self.steps, self.knn_gain)
+        found = self.measured()
+        return verdict(found, self.steps, self.knn_gain) if found else ""
 
     def to_json(self) -> str:
         """The text of ``result.json``."""
