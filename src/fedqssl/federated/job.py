@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from fedqssl.config.schema import MAX_IMAGE_SIZE
 from fedqssl.federated.task import Task
 from fedqssl.lowbit.optim import Rule, ScalePolicy
 from fedqssl.quant import Rounding
@@ -77,7 +78,8 @@ class Job:
         except ValidationError as error:
             first = error.errors()[0]
             raise JobError(f"the job is not valid: {'.'.join(map(str, first['loc']))} {first['msg']}") from None
-        if job.round_number < 0 or job.epochs < 1 or job.task.batch_size < 2 or job.task.width < 1:
+        sized = 1 <= job.task.image_size <= MAX_IMAGE_SIZE
+        if job.round_number < 0 or job.epochs < 1 or job.task.batch_size < 2 or job.task.width < 1 or not sized:
             raise JobError("the job's numbers are out of range")
         return job
 
