@@ -76,9 +76,10 @@ def steps_taken(context: Context) -> int:
     """Training steps, one after the other, that the final model is made of: an average client's, and the server's."""
     config, task, clients = context.config, context.task, context.sizes.values()
     work = context.algorithm.work(config, config.participants(len(clients)))
-    server = ((work.dequantize_epochs or 0) + work.buffer_epochs) * task.steps(len(context.buffer()))
-    client = config.local_epochs * fmean(map(task.steps, clients)) if work.clients_train else 0
-    return round(config.rounds * (server + client + work.union_epochs * task.steps(sum(clients))))
+    server = work.server_steps(task, len(context.buffer()), sum(clients))
+    client = (config.local_epochs or 0) * fmean(map(task.steps, clients)) + (config.local_steps or 0)
+    in_a_round = (server.dequantize or 0) + server.buffer + server.union + (client if work.clients_train else 0)
+    return round(config.rounds * in_a_round)
 
 
 __all__ = ["run_controls", "steps_taken", "untrained_knn"]
