@@ -102,6 +102,11 @@ def test_steps_one_after_the_other_by_hand(algorithm, steps):
     assert steps_taken(context) == steps
 
 
+@pytest.mark.parametrize(("algorithm", "steps"), [("fed_qssl", 2 * (7 + 4)), ("fed_refine", 2 * (7 + 12))])
+def test_steps_that_were_asked_for_are_counted(algorithm, steps):
+    assert steps_taken(tiny_context(algorithm=algorithm, **{"local_steps": 7, "server.steps": 12})) == steps
+
+
 def played_lines(tmp_path, monkeypatch, values, stop=None, **changes):
     """Runs with these kNN accuracies (the first is the untrained network's), interrupted before round ``stop`` and resumed."""
     said, measured = [], iter(values)
