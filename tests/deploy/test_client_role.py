@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from fedqssl.data.images import DataError, ImageSet
+from fedqssl.config import load_config
+from fedqssl.data.images import DataError, ImageSet, resized
 from fedqssl.deploy.client_role import FleetClient
+from fedqssl.deploy.events import Events
+from fedqssl.deploy.store import Store
+from fedqssl.engines.flower.wire import Request
+from fedqssl.federated.context import make_task
+from fedqssl.federated.job import Job
+from fedqssl.lowbit import to_bytes
 
 IMAGES, LABELS = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1, 0])
 
@@ -18,3 +25,33 @@ def test_labels_follow_the_names_of_the_classes():
         FleetClient._labels(part, ("bird", "dog"))
     with pytest.raises(DataError, match="these images have none"):
         FleetClient._labels(ImageSet(IMAGES), None)
+
+
+def test_images_are_read_again_in_the_size_of_the_run(tmp_path):
+    """The split is the same in every size: held-out images stay held out."""
+    fine = torch.randint(0, 256, (12, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    sizes = []
+
+    def read(size):
+        sizes.append(size)
+        both = resized(ImageSet(fine, torch.arange(12)), size)
+        return both.subset(range(8)), both.subset(range(8, 12))
+
+    store = Store(tmp_path / "state")
+    store.split(*reversed(read(32)))  # earlier, the first eight were held out
+    client = FleetClient("car-1", 4, *read(32), store, Events(tmp_path / "log"), reload=read)
+    assert client.tested.labels.tolist() == [8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7] and not len(client.held)
+    store = Store(tmp_path / "other")
+    client = FleetClient("car-1", 4, *read(32), store, Events(tmp_path / "log"), reload=read)
+    config = load_config("smoke", {"model": "small_cnn", "width": 4, "image_size": 64})
+    task = make_task(config, 3, 0)
+    job = Job(0, 0.1, "fed_simclr", task, 1)
+    sizes.clear()
+    for _ in range(2):
+        client.train(Request("run", "nonce", job.to_json()), to_bytes(task.converted(4)))
+    assert torch.equal(client.held.images, fine[:8]) and client.held.labels.tolist() == list(range(8)) and sizes == [64]
+    client.reload = lambda size: (ImageSet(fine[:5]), ImageSet(fine[5:8]))
+    with pytest.raises(DataError, match="the images of car-1 have changed since it was started"):
+        client.evaluate(
+            Request("run", "nonce", {**job.to_json(), "task": {**job.to_json()["task"], "image_size": 32}}), b""
+        )

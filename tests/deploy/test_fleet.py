@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from fedqssl.cli.main import app, main
 from fedqssl.data.images import ImageSet
 from fedqssl.deploy import control
+from fedqssl.deploy.client_role import FleetClient
+from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one
 from fedqssl.deploy.keys import make_key, read_key, read_public_key
 from fedqssl.deploy.scaffold import make_fleet, own_key
@@ -284,15 +286,16 @@ def test_a_held_out_picture_stays_held_out(tmp_path):
     part = lambda index: ImageSet(images[index], labels[index])  # noqa: E731
     store = Store(tmp_path)
     train, test = store.split(part(slice(0, 6)), part(slice(6, 8)))
-    assert len(train) == 6 and len(test) == 2
-    train, test = Store(tmp_path).split(part([0, 1, 2, 3, 4, 5, 7, 8]), part([6, 9]))
-    assert train.labels.tolist() == [0, 1, 2, 3, 4, 5, 8] and test.labels.tolist() == [6, 9, 7]
+    assert train.tolist() == [0, 1, 2, 3, 4, 5] and test.tolist() == [6, 7]
+    more = part([0, 1, 2, 3, 4, 5, 7, 8]), part([6, 9])
+    train, test = Store(tmp_path).split(*more)
+    assert train.tolist() == [0, 1, 2, 3, 4, 5, 7] and test.tolist() == [8, 9, 6]
+    client = FleetClient("car-1", 4, *more, Store(tmp_path), Events(tmp_path / "log"))
+    assert client.held.labels.tolist() == [0, 1, 2, 3, 4, 5, 8] and client.tested.labels.tolist() == [6, 9, 7]
 
 
 def test_a_repeated_round_gives_the_same_bytes_after_a_restart(pictures, tmp_path):
     from fedqssl.data.registry import load_dataset
-    from fedqssl.deploy.client_role import FleetClient
-    from fedqssl.deploy.events import Events
     from fedqssl.engines.flower.wire import Request
     from fedqssl.runs.round import first_checkpoint
     from flower_pictures import in_one_place

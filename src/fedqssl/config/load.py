@@ -25,7 +25,7 @@ _NOT_ACCURACY = (
     "evaluation.controls",
     *("engine", "client_cpus", "deadline"),
 )
-BEFORE: dict[str, object] = {"evaluation.classifier": "sgd"}
+BEFORE: dict[str, object] = {"evaluation.classifier": "sgd", "evaluation.probe": "fixed"}
 """What runs did before a setting existed, where that is not its default: a run's own file that lacks the setting is older."""
 _ONLY_FOR = {"beta": "dirichlet", "classes_per_client": "classes", "minority": "skew"}
 

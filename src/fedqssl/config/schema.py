@@ -13,6 +13,7 @@ from fedqssl.config.keys import flat, nearest_key, nested, none, one_of_two
 
 FULL = 32
 MAX_BITS = 16
+MAX_IMAGE_SIZE = 512
 
 
 class ConfigError(ValueError):
@@ -141,6 +142,8 @@ class EvaluationConfig(_Section):
     """Whether the result is compared with simple classifiers on the same images and with the untrained network."""
     classifier: Literal["regression", "sgd"] = "regression"
     """How a client's s-bit classifier is made: ``regression`` on the codes that its device sees, or ``sgd`` in its bits."""
+    probe: Literal["cross_validated", "fixed"] = "cross_validated"
+    """Weight decay of the closing linear probe: ``cross_validated`` on the training images, or ``fixed`` at 1e-4."""
 
 
 def _range(value: object) -> object:
@@ -205,6 +208,8 @@ class RunConfig(_Section):
     """Where official archives are stored or downloaded to."""
     images: MaybeCount = None
     """Limit on the training images used; by default all."""
+    image_size: Annotated[int, Field(ge=8, le=MAX_IMAGE_SIZE)] = 32
+    """Side that every image is resized to (centre square): 64 or 96 keep finer details and cost 4 or 9 times as much."""
     on_bad: Literal["error", "skip"] = "error"
     """Whether a corrupt image is an error (which names it) or is skipped with a warning."""
     clients: Count = 10

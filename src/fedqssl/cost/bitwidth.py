@@ -31,7 +31,6 @@ from fedqssl.federated.task import Task
 from fedqssl.lowbit import LowBitSGD, LowBitWeight, to_bytes
 from fedqssl.lowbit.container import check_bytes
 from fedqssl.lowbit.policy import state_of
-from fedqssl.ssl.views import two_views
 
 Say = Callable[[str], None]
 
@@ -185,7 +184,8 @@ def study(
     algorithm = get_algorithm(config.algorithm)
     task = make_task(config, sizes.image[0], sizes.classes)
     model = task.converted(bits)
-    buffer, layers = wire(model), trace(model, sizes.image)
+    side = task.views.size or sizes.image[1]
+    buffer, layers = wire(model), trace(model, (sizes.image[0], side, side))
     sent = buffer.total if algorithm.upload is None else len(algorithm.upload(model, bits))
     measured = None
     if measure_seconds:
@@ -215,7 +215,7 @@ class _Stepper:
         pixels = torch.randint(0, 256, (images, *self.image), dtype=torch.uint8, generator=self.draws)
         self.opt.zero_grad()
         began = self.clock()
-        views = two_views(pixels, self.draws)
+        views = self.task.two_views(pixels, self.draws)
         loss, self.saved = saved_bytes(lambda: _loss(self.task, self.model(views)), self.own())
         torch.autograd.backward(loss)
         passed = self.clock() - began

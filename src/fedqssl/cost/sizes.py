@@ -79,10 +79,9 @@ def assumed_sizes(config: RunConfig) -> Sizes:
     if train < 1:
         raise ValueError(f"{count} images are too few for {config.clients} clients; use fewer clients or more images")
     split = "" if config.partition == "iid" else f"; the run splits them by {config.partition}"
+    image = (3, config.image_size, config.image_size)
     note = f"{config.data} is not on this machine: {count:,} images assumed, split evenly{split}"
-    return Sizes(
-        dict.fromkeys(client_names(config.clients), train), buffer, (3, 32, 32), note, CIFAR_CLASSES[config.data]
-    )
+    return Sizes(dict.fromkeys(client_names(config.clients), train), buffer, image, note, CIFAR_CLASSES[config.data])
 
 
 __all__ = ["Sizes", "assumed_sizes", "client_sizes", "sizes_of"]

@@ -15,7 +15,9 @@ def training_split(config: RunConfig, progress: DownloadProgress | None = None) 
     """All images of the clients and the buffer, at most ``config.images`` of them, and the partition."""
     natural = config.partition == "natural"
     images = None if natural else config.images  # only all of them tell what their folders' names mean
-    train = load_dataset(config.data, "train", config.data_dir, config.on_bad, progress=progress, images=images)
+    train = load_dataset(
+        config.data, "train", config.data_dir, config.on_bad, config.image_size, progress=progress, images=images
+    )
     if natural:
         if _names_are_labels(train):
             train = dataclasses.replace(train, labels=None)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 
 from fedqssl.config.keys import nearest
-from fedqssl.data.pixels import check_on_bad
+from fedqssl.data.images import ImageSet
+from fedqssl.data.pixels import OnBad, check_on_bad
 from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.client_role import FleetClient
 from fedqssl.deploy.events import Events
@@ -16,6 +17,7 @@ from fedqssl.deploy.roster import MIN_IMAGES
 from fedqssl.deploy.scaffold import own_key
 from fedqssl.deploy.store import Store
 from fedqssl.engines.flower.client import client_app
+from fedqssl.models.registry import IMAGE_SIZE
 
 
 def join(
@@ -24,14 +26,19 @@ def join(
     """Take part until SIGTERM or Ctrl-C."""
     check_on_bad(on_bad)
     _check_known(fleet, name)
-    train, test = (load_dataset(data, s, on_bad="skip" if on_bad == "skip" else "error") for s in ("train", "test"))
+
+    def read(size: int) -> tuple[ImageSet, ImageSet]:
+        bad: OnBad = "skip" if on_bad == "skip" else "error"
+        return load_dataset(data, "train", None, bad, size), load_dataset(data, "test", None, bad, size)
+
+    train, test = read(IMAGE_SIZE)
     if len(train) < MIN_IMAGES:
         raise FleetError(f"{data} has {len(train)} training images; at least {MIN_IMAGES} are needed")
     made = own_key(fleet, name)  # last: on the server's machine, who has a key may connect
     home = fleet.client(name)
     with only_one(home, f"client {name}"):
         events = Events(home / "log.jsonl")
-        client = FleetClient(name, bits, train, test, Store(home / "state"), events, trust)
+        client = FleetClient(name, bits, train, test, Store(home / "state"), events, trust, read)
         if len(client.held) < MIN_IMAGES:
             raise FleetError(
                 f"{data} leaves {name} {len(client.held)} training images; at least {MIN_IMAGES} are needed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -29,13 +30,43 @@ class FleetClient:
         store: where it keeps its state.
         events: its log.
         trust: whether a model named by the server may be imported (``package.module:Class``).
+        reload: reads ``train`` and ``test`` again, in another size, for a run whose ``image_size`` is not theirs.
     """
 
     def __init__(
-        self, name: str, bits: int, train: ImageSet, test: ImageSet, store: Store, events: Events, trust: bool = False
+        self,
+        name: str,
+        bits: int,
+        train: ImageSet,
+        test: ImageSet,
+        store: Store,
+        events: Events,
+        trust: bool = False,
+        reload: Callable[[int], tuple[ImageSet, ImageSet]] | None = None,
     ) -> None:
-        self.name, self.bits, self.trust, self.store, self.events = name, bits, trust, store, events
-        self.held, self.tested = store.split(train, test)
+        self.name, self.bits, self.trust, self.store, self.events, self.reload = (
+            name,
+            bits,
+            trust,
+            store,
+            events,
+            reload,
+        )
+        self.split = store.split(train, test)
+        self.held, self.tested = self._parts(train, test)
+
+    def _parts(self, train: ImageSet, test: ImageSet) -> tuple[ImageSet, ImageSet]:
+        both = _joined(train, test)
+        return both.subset(self.split[0]), both.subset(self.split[1])
+
+    def _resize(self, size: int) -> None:
+        """Hold the same images in this size."""
+        if self.reload is None or size == self.held.images.shape[-1]:
+            return
+        parts = self.reload(size)
+        if sum(map(len, parts)) != len(self.held) + len(self.tested):
+            raise DataError(f"the images of {self.name} have changed since it was started; start it again")
+        self.held, self.tested = self._parts(*parts)
 
     def capabilities(self) -> Capabilities:
         """What the server may know."""
@@ -50,6 +81,7 @@ class FleetClient:
         if known is not None:
             self.events.note("round repeated", round=job.round_number + 1)
             return known
+        self._resize(job.task.image_size)
         channels = job.task.in_channels
         labels = self._labels(self.held, request.class_names) if job.task.supervised else None
         data = ClientData(self.name, self.bits, with_channels(self.held.images, channels), labels)
@@ -67,6 +99,7 @@ class FleetClient:
         self.events.note("final model", bytes=len(payload))
         if self.held.labels is None or self.tested.labels is None:
             return None
+        self._resize(task.image_size)
         fleets = request.class_names if task.supervised else None
         if not task.supervised:  # a classifier of the client's own, for its own classes
             task = replace(task, classes=max(self.held.num_classes or 0, self.tested.num_classes or 0))
@@ -90,3 +123,10 @@ class FleetClient:
         if unknown:
             raise DataError(f"the fleet has no class {unknown[0]!r}; its classes: {', '.join(fleets)}")
         return torch.tensor([fleets.index(name) for name in part.class_names])[part.labels]
+
+
+def _joined(first: ImageSet, second: ImageSet) -> ImageSet:
+    labels = None
+    if first.labels is not None and second.labels is not None:
+        labels = torch.cat([first.labels, second.labels])
+    return ImageSet(torch.cat([first.images, second.images]), labels, first.class_names)

@@ -65,10 +65,11 @@ class FleetRun:
 
     def _play(self, shown: Progress) -> RunResult:
         progress = Logged(shown, self.folder)
-        images = ServerImages(self.data)
         known = (self.folder.path / "config.toml").exists()
         if known:
             self.config = load_run_config(self.folder.path)
+        images = ServerImages(self.data, self.config.image_size)
+        if known:
             self.roster = read_roster(read_json(self.folder.path / "roster.json"))
             self._check_images(images.context(self.config, self.roster))
         before = dict(self.roster)

@@ -20,6 +20,7 @@ from fedqssl.federated.context import Context, FleetContext, class_count, make_t
 from fedqssl.federated.server import requantize
 from fedqssl.federated.state import read_payload
 from fedqssl.lowbit import to_bytes
+from fedqssl.models.registry import IMAGE_SIZE
 from fedqssl.runs.folder import Checkpoint
 
 MIN_IMAGES = 2
@@ -65,10 +66,10 @@ def read_roster(values: object) -> Roster:
 
 
 class ServerImages:
-    """The server's own images: the buffer, and labeled ones for the evaluation, if any."""
+    """The server's own images, of a run's size: the buffer, and labeled ones for the evaluation, if any."""
 
-    def __init__(self, data: ServerData) -> None:
-        self.public = torch.cat([part.images for part in _both(data.buffer, data)])
+    def __init__(self, data: ServerData, size: int = IMAGE_SIZE) -> None:
+        self.public = torch.cat([part.images for part in _both(data.buffer, data, size)])
         if len(self.public) < MIN_IMAGES:
             raise FleetError(
                 f"the buffer {data.buffer} has {len(self.public)} images; at least {MIN_IMAGES} are needed"
@@ -76,7 +77,7 @@ class ServerImages:
         none = ImageSet(self.public[:0])
         self.train, self.test = none, none
         if data.labeled is not None:
-            self.train, self.test = (self._like_the_buffer(part) for part in _both(data.labeled, data))
+            self.train, self.test = (self._like_the_buffer(part) for part in _both(data.labeled, data, size))
             if self.train.labels is None or self.test.labels is None:
                 raise FleetError(
                     f"{data.labeled} has no labels, so it cannot be used to measure accuracy; sort it into one folder per class"
@@ -99,9 +100,9 @@ class ServerImages:
         return FleetContext(config, task, bits, self.train, self.test, self.public, samples)
 
 
-def _both(spec: str, data: ServerData) -> list[ImageSet]:
+def _both(spec: str, data: ServerData, size: int) -> list[ImageSet]:
     on_bad = "skip" if data.on_bad == "skip" else "error"
-    return [load_dataset(spec, split, None, on_bad=on_bad) for split in ("train", "test")]  # type: ignore[arg-type]
+    return [load_dataset(spec, split, None, on_bad, size) for split in ("train", "test")]  # type: ignore[arg-type]
 
 
 def first_model(context: Context, checkpoint: Checkpoint, bits: int, lr: float) -> bytes:

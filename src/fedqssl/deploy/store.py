@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedqssl.data.images import ImageSet
 from fedqssl.federated.client import ClientMetrics
@@ -69,17 +70,18 @@ class Store:
         """Newest first."""
         return sorted((f for f in self.path.glob("round-??????") if f.is_dir()), reverse=True)
 
-    def split(self, train: ImageSet, test: ImageSet) -> tuple[ImageSet, ImageSet]:
-        """The client's own split: an image that was held out once stays held out, whatever data are added."""
+    def split(self, train: ImageSet, test: ImageSet) -> tuple[Tensor, Tensor]:
+        """The client's own split: an image that was held out once stays held out, whatever data are added.
+
+        Returns:
+            Positions of the training and of the held-out images in ``train`` followed by ``test``.
+        """
         held = read_json_or_none(self.path / "split.json")
         if held is None:
-            write_json(self.path / "split.json", sorted(set(_digests(test))))
-            return train, test
+            write_json(self.path / "split.json", held := sorted(set(_digests(test))))
         back = torch.tensor([digest in set(held) for digest in _digests(train)], dtype=torch.bool)
-        if not bool(back.any()):
-            return train, test
-        returned = train.subset(back.nonzero().flatten())
-        return train.subset((~back).nonzero().flatten()), _joined(test, returned)
+        tests = torch.arange(len(train), len(train) + len(test))
+        return (~back).nonzero().flatten(), torch.cat([tests, back.nonzero().flatten()])
 
     def own(self, name: str, data: bytes) -> None:
         """One of the client's own files: ``model.fqssl``, ``device.fqssl``."""
@@ -88,10 +90,3 @@ class Store:
 
 def _digests(data: ImageSet) -> list[str]:
     return [hashlib.sha256(image.contiguous().numpy().tobytes()).hexdigest()[:16] for image in data.images]
-
-
-def _joined(first: ImageSet, second: ImageSet) -> ImageSet:
-    labels = None
-    if first.labels is not None and second.labels is not None:
-        labels = torch.cat([first.labels, second.labels])
-    return ImageSet(torch.cat([first.images, second.images]), labels, first.class_names)

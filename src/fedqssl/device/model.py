@@ -125,7 +125,7 @@ def architecture(manifest: Manifest, trust: bool = False) -> SelfSupervisedNetwo
         )
     if not own:
         _check_size(manifest)
-    encoder = build_model(manifest.model, manifest.width, manifest.channels)
+    encoder = build_model(manifest.model, manifest.width, manifest.channels, manifest.size)
     dim = int(encoder.feature_dim)  # type: ignore[arg-type]
     if manifest.supervised:
         return SelfSupervisedNetwork(encoder, nn.Linear(dim, len(manifest.class_names)))

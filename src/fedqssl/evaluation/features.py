@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+PIXELS = 500 * 32 * 32
+"""Pixels in a batch at most, so that larger images need no more memory."""
+
 
 def extract_features(model: nn.Module, images: Tensor, batch_size: int = 500) -> Tensor:
     """Features ``f_w(images / 255)`` of uint8 images (N, C, H, W), as (N, d) where the images are.
@@ -16,6 +19,7 @@ def extract_features(model: nn.Module, images: Tensor, batch_size: int = 500) ->
         raise ValueError(f"images must be uint8 (N > 0, C, H, W), not {kind}; undo the division by 255")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+    batch_size = max(1, min(batch_size, PIXELS // images[0, 0].numel()))
     parameter = next(model.parameters(), None)
     device = images.device if parameter is None else parameter.device
     modes = [(module, module.training) for module in model.modules()]

@@ -167,13 +167,14 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
         views=view_config(config.views),
         classifier=config.evaluation.classifier,
         features="pooled" if objective == SUPERVISED else config.features,
+        image_size=config.image_size,
     )
 
 
 def build_simulation(config: RunConfig, progress: DownloadProgress | None = None) -> Simulation:
     """Load the images and split them; deterministic in the configuration. ``progress`` is called during downloads."""
     train, partition = training_split(config, progress)
-    test = load_dataset(config.data, "test", config.data_dir, on_bad=config.on_bad, progress=progress)
+    test = load_dataset(config.data, "test", config.data_dir, config.on_bad, config.image_size, progress=progress)
     task = make_task(config, train.images.shape[1], class_count(train, test))
     if config.min_clients > len(partition.clients):
         raise ConfigError(

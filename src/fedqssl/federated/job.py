@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from fedqssl.config.schema import MAX_IMAGE_SIZE
 from fedqssl.federated.task import Task
 from fedqssl.lowbit.optim import Rule, ScalePolicy
 from fedqssl.quant import Rounding
@@ -86,7 +87,8 @@ class Job:
         lengths = [length for length in (job.epochs, job.steps) if length is not None]
         if len(lengths) != 1:
             raise JobError("the job needs a number of epochs or of steps, and not both")
-        if job.round_number < 0 or lengths[0] < 1 or job.task.batch_size < 2 or job.task.width < 1:
+        sized = 1 <= job.task.image_size <= MAX_IMAGE_SIZE
+        if job.round_number < 0 or lengths[0] < 1 or job.task.batch_size < 2 or job.task.width < 1 or not sized:
             raise JobError("the job's numbers are out of range")
         return job
 

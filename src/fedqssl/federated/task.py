@@ -18,7 +18,7 @@ from fedqssl.federated.randomness import derived_seed
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
 from fedqssl.models.features import Features, features_of
 from fedqssl.models.network import SelfSupervisedNetwork
-from fedqssl.models.registry import build_model
+from fedqssl.models.registry import IMAGE_SIZE, build_model
 from fedqssl.ssl.objectives import get_objective
 from fedqssl.ssl.views import ViewConfig, two_views
 
@@ -42,6 +42,7 @@ class Task:
     views: ViewConfig = field(default_factory=ViewConfig)
     classifier: ClassifierKind = "sgd"
     features: Features = "pooled"
+    image_size: int = IMAGE_SIZE
 
     @property
     def supervised(self) -> bool:
@@ -55,7 +56,7 @@ class Task:
         """The float network with the run's initial weights."""
         with torch.random.fork_rng():
             torch.manual_seed(derived_seed(self.seed, "initial weights") % 2**63)
-            encoder = build_model(self.model, self.width, self.in_channels)
+            encoder = build_model(self.model, self.width, self.in_channels, self.image_size)
             heads = self._heads(int(encoder.feature_dim))  # type: ignore[arg-type]
         return SelfSupervisedNetwork(encoder, heads)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from fedqssl.cost.trace import trace
+from fedqssl.evaluation.controls import WORDS
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import Precision
 from fedqssl.lowbit.policy import state_of
@@ -22,14 +24,15 @@ SETTINGS = (
 Card = dict[str, dict[str, Any]]
 
 
-def _probed(probe: Probe) -> Card:
-    """A probe's figures: labels, bits, accuracy."""
+def _probed(probe: Probe, controls: Mapping[str, float]) -> Card:
+    """A probe's figures: labels, bits, accuracy beside that of its controls."""
     precision, judged = Precision.for_bits(probe.bits), probe.outcome
     return {
         "data": {"labels used": probe.train_images, "labels by class": list(probe.train_counts)},
         "bits": {"weights": precision.weight, "activations": precision.activation},
         "accuracy": {
             "test accuracy": judged.accuracy,
+            **{f"accuracy of {WORDS[name]}": found for name, found in controls.items()},
             "test images": judged.images,
             "calibration error": judged.calibration_error,
             "by class": judged.per_class(),
@@ -37,16 +40,19 @@ def _probed(probe: Probe) -> Card:
     }
 
 
-def run_card(run: FinishedRun, probe: Probe, model: nn.Module, image: tuple[int, int, int]) -> Card:
+def run_card(
+    run: FinishedRun, probe: Probe, controls: Mapping[str, float], model: nn.Module, image: tuple[int, int, int]
+) -> Card:
     """The card of a client of a finished run: plain values, the same for the same run.
 
     Args:
         run: the run.
         probe: the client's probe.
+        controls: accuracies without pre-training on the same images.
         model: the client's extractor.
         image: shape of an image.
     """
-    config, client, card = run.config, run.result.clients[probe.client], _probed(probe)
+    config, client, card = run.config, run.result.clients[probe.client], _probed(probe, controls)
     precision, products = Precision.for_bits(probe.bits), trace(model, image).products
     settings = {key: value for key in SETTINGS if (value := getattr(config, key)) is not None}
     card["data"] |= {
@@ -69,10 +75,10 @@ def run_card(run: FinishedRun, probe: Probe, model: nn.Module, image: tuple[int,
     }
 
 
-def fleet_card(task: Task, probe: Probe, payload: bytes) -> Card:
+def fleet_card(task: Task, probe: Probe, controls: Mapping[str, float], payload: bytes) -> Card:
     """The card of a client of a fleet, which knows only its task, its probe and its final model."""
     return {
-        **_probed(probe),
+        **_probed(probe, controls),
         "training": {"objective": task.objective, "batch_size": task.batch_size, "seed": task.seed},
         "cost": {"bytes of the model on the wire": len(payload)},
     }

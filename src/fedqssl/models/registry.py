@@ -15,6 +15,7 @@ from fedqssl.models.resnet9 import resnet9
 from fedqssl.models.smallcnn import small_cnn
 
 IMAGE_SIZE = 32
+"""Side of the images unless something else is said."""
 
 
 class ModelError(ValueError):
@@ -44,7 +45,7 @@ MODELS: dict[str, ModelEntry] = {
 }
 
 
-def build_model(name: str, width: int = 16, in_channels: int = 3) -> nn.Module:
+def build_model(name: str, width: int = 16, in_channels: int = 3, size: int = IMAGE_SIZE) -> nn.Module:
     """A feature extractor with ``feature_dim``: images (N, C, H, W) to features (N, feature_dim).
 
     Args:
@@ -52,12 +53,13 @@ def build_model(name: str, width: int = 16, in_channels: int = 3) -> nn.Module:
             It is called with ``width`` and ``in_channels`` if it takes arguments of these names.
         width: channels of the first stage.
         in_channels: 3 for colour images, 1 for grey ones.
+        size: side of the images; a model of the user's is tried on one of them.
 
     Raises:
         ModelError: the message says what to change.
     """
     if ":" in name:
-        return _with_feature_dim(_call(_imported(name), name, width, in_channels), name, in_channels)
+        return _with_feature_dim(_call(_imported(name), name, width, in_channels), name, in_channels, size)
     if name not in MODELS:
         known = f"models: {', '.join(MODELS)}; or an import path like package.module:Class"
         raise ModelError(f"unknown model {name!r}{nearest(name, MODELS)} ({known})")
@@ -93,16 +95,16 @@ def _call(make: Callable[..., object], name: str, width: int, in_channels: int) 
     return model
 
 
-def _with_feature_dim(model: nn.Module, name: str, in_channels: int) -> nn.Module:
+def _with_feature_dim(model: nn.Module, name: str, in_channels: int, size: int) -> nn.Module:
     """Measure ``feature_dim`` with one grey image; it is an error if the model states another one."""
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            features = model(torch.full((1, in_channels, IMAGE_SIZE, IMAGE_SIZE), 0.5))
+            features = model(torch.full((1, in_channels, size, size), 0.5))
     except Exception as error:  # whatever the user's code raises
         raise ModelError(
-            f"model {name!r} fails on one {in_channels}x{IMAGE_SIZE}x{IMAGE_SIZE} image ({one_line(error)}); fix it"
+            f"model {name!r} fails on one {in_channels}x{size}x{size} image ({one_line(error)}); fix it"
         ) from error
     model.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2:

@@ -50,7 +50,8 @@ def costs(run: RunData) -> Costs | str:
 def _costs(run: RunData) -> Costs:
     from fedqssl.cost import Sizes, ledger
 
-    image = run.image or (1 if run.config.data == "digits" else 3, 32, 32)
+    side = run.config.image_size
+    image = run.image or (1 if run.config.data == "digits" else 3, side, side)
     sizes = Sizes(run.train, run.buffer, image, classes=run.classes or 10)
     found = ledger(run.config, sizes)
     batch = run.config.batch_size

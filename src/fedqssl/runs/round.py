@@ -120,12 +120,13 @@ def _server_round(operators: ServerOperators, state: ServerState, arrived: Arriv
         raise RunError(
             f"round {round_number + 1}: the server's training diverged ({error}); lower server.lr"
         ) from error
-    model = _full_precision(context, served)
-    aggregated = to_bytes(model if w is served else _full_precision(context, w))
+    model = full_precision(context, served)
+    aggregated = to_bytes(model if w is served else full_precision(context, w))
     return _After(found, state, payloads, aggregated, model)
 
 
-def _full_precision(context: Context, state: State) -> fx.GraphModule:
+def full_precision(context: Context, state: State) -> fx.GraphModule:
+    """The run's model without rounding, with this state."""
     model = context.task.converted(32)
     write_state(model, state)
     return model
@@ -190,4 +191,4 @@ def _line(number: int, lr: float, after: Round, replies: Replies) -> dict[str, A
     }
 
 
-__all__ = ["first_checkpoint", "learning_rate", "play_round", "sampled", "server_learning_rate"]
+__all__ = ["first_checkpoint", "full_precision", "learning_rate", "play_round", "sampled", "server_learning_rate"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.state import State, read_state, write_state
@@ -38,15 +39,20 @@ def fine_tune(
 
 
 @torch.no_grad()
-def settle(state: State, images: Tensor, task: Task) -> State:
-    """The same weights with batch-norm statistics of these images' views: forward passes, no updates."""
+def settle(state: State, images: Tensor, task: Task, evenly: int | None = None) -> State:
+    """The same weights with batch-norm statistics of these images' views: forward passes, no updates.
+
+    ``evenly`` is a number of batches that count alike: ten are as good as a moving average over a hundred.
+    """
     full = task.converted(32)
     write_state(full, state)
     full.train()
+    for norm in (m for m in full.modules() if evenly and isinstance(m, _BatchNorm)):
+        norm.momentum = None
     draws = generator(task.seed, "settling")
     count = 0
-    while count < SETTLE_BATCHES:
-        for index in batches(len(images), task.batch_size, draws):
+    while count < (evenly or SETTLE_BATCHES):
+        for index in batches(len(images), task.batch_size, draws)[:evenly]:
             full(task.two_views(images[index], draws))
             count += 1
     return {**state, **read_state(full)}

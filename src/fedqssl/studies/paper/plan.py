@@ -13,8 +13,8 @@ from fedqssl.runs.measured import Measured, measure, seeds_in
 from fedqssl.studies.paper.catalogue import DATASETS, EMBEDDED, AblationFigure, Experiment, Row
 from fedqssl.studies.paper.scales import Scale
 
-AS_IN_THE_PAPER = {"evaluation.classifier": "sgd", "evaluation.controls": "none"}
-"""Clients train their classifiers by SGD in their bits; the tables have controls of their own."""
+AS_IN_THE_PAPER = {"evaluation.classifier": "sgd", "evaluation.probe": "fixed", "evaluation.controls": "none"}
+"""Clients train their classifiers by SGD in their bits; the probe is that of earlier cells; tables have their own controls."""
 
 
 @dataclass(frozen=True)
