@@ -11,7 +11,7 @@ from fedqssl.federated.context import Context, Simulation
 from fedqssl.federated.server import settle
 from fedqssl.federated.state import read_state, write_state
 from fedqssl.lowbit import to_bytes
-from fedqssl.runs.evaluate import Which, global_accuracy, has_labels, some
+from fedqssl.runs.evaluate import Which, global_accuracy, held_out, some, unmeasured
 
 CONTROL_IMAGES = 4000
 """Training images that the global controls are fitted on at most, so that they take seconds."""
@@ -19,14 +19,14 @@ Accuracies = Mapping[str, float]
 
 
 def run_controls(context: Context, pool: Pool[Any]) -> tuple[Accuracies | None, dict[str, Accuracies]]:
-    """Controls of the global accuracy and, in a simulation, of each client's; nothing without labels, or if not asked for."""
-    if not has_labels(context) or context.config.evaluation.controls == "none":
+    """Controls of the global accuracy and, in a simulation, of each client's; only where that accuracy is measured."""
+    if unmeasured(context) or context.config.evaluation.controls == "none":
         return None, {}
-    names = sorted(context.bits, key=lambda n: (-context.sizes[n], n)) if isinstance(context, Simulation) else []
-    jobs: dict[tuple[Which, str], tuple[Which, str]] = {("global", ""): ("global", "")}
+    names = held_out(context)
+    jobs: dict[tuple[Which, str], tuple[Which, str]] = {("global", ""): ("global", "")} if len(context.test) else {}
     jobs |= {("local", name): ("local", name) for name in names}
     found = pool.run("controls", _controls, jobs)
-    return found["global", ""], {name: found["local", name] for name in sorted(names)}
+    return found.get(("global", "")), {name: found["local", name] for name in sorted(names)}
 
 
 def _controls(context: Context, which: Which, name: str) -> Accuracies:
