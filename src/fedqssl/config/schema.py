@@ -91,12 +91,13 @@ class ServerConfig(_Section):
     """Epochs of low-bit fine-tuning of the aggregate, once per bitwidth."""
     lr: MaybePositive = None
     """Learning rate on the server; by default that of the clients."""
-    optimizer: Literal["none", "momentum", "adam"] = "none"
-    """How the server uses the aggregate: adopt it, or step towards it with momentum or Adam (Reddi et al. 2021)."""
+    optimizer: Literal["none", "momentum", "adam", "fedexp"] = "none"
+    """How the server uses the aggregate: adopt it, step towards it with momentum or Adam (Reddi et al. 2021), or step beyond it,
+    the farther the more the clients' steps differ (FedExP, Jhunjhunwala et al. 2023)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """For ``server.optimizer``: beta of momentum, beta1 of Adam."""
     optimizer_lr: MaybePositive = None
-    """For ``server.optimizer``: the step size; by default 1 for momentum and 0.01 for Adam."""
+    """For ``server.optimizer``: the step size, by default 1 for momentum, 0.01 for Adam; for FedExP the largest, by default 3."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Moving average of the aggregate over rounds: the share of the average kept in each round; 0 turns it off."""
 

@@ -185,6 +185,7 @@ def _line(number: int, lr: float, after: Round, replies: Replies) -> dict[str, A
         "client_loss": {n: list(m.losses) for n, (_, m) in replies.items()},
         "skipped_steps": sum(m.skipped_steps for _, m in replies.values()),
         "server_loss": after.server_loss,
+        "server_step_size": after.step_size,
         "dequantize_loss": dict(after.losses),
         "weights": dict(after.weights),
     }

@@ -48,6 +48,8 @@ class Round:
         losses: de-quantization losses by client.
         server_loss: loss of the server's training of one model.
         rejected: why valid uploads were left out, by client.
+        parts: the states by client whose average, with ``weights``, is the aggregate, for optimisers that need their spread.
+        step_size: of the server's optimiser, if it chose one.
         served: the state that is evaluated, and handed out after the last round, if it is not the aggregate (``server.ema``).
     """
 
@@ -60,6 +62,8 @@ class Round:
     rejected: Mapping[str, str] = field(default_factory=dict)
     served: State | None = None
     refine: Callable[[State], tuple[State, float]] | None = None
+    parts: Mapping[str, State] = field(default_factory=dict)
+    step_size: float | None = None
 
 
 Server = Callable[[ServerState, Arrived, ServerOperators], tuple[ServerState, Round]]

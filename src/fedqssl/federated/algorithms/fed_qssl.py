@@ -21,8 +21,9 @@ def fed_qssl(state: ServerState, arrived: Arrived, operators: ServerOperators) -
     losses = {name: loss for name, (_, loss) in dequantized.items() if math.isfinite(loss)}
     rejected = {name: "its loss on the buffer is not finite" for name in dequantized if name not in losses}
     weights = softmax_weights(losses, arrived.temperature)
-    w = average({name: dequantized[name][0] for name in losses}, weights)
-    return state, Round(w, operators.requantize, weights=weights, losses=losses, rejected=rejected)
+    parts = {name: dequantized[name][0] for name in losses}
+    w = average(parts, weights)
+    return state, Round(w, operators.requantize, weights=weights, losses=losses, rejected=rejected, parts=parts)
 
 
 def _work(config: RunConfig, participants: int) -> RoundWork:

@@ -21,13 +21,19 @@ from fedqssl.federated.state import State
 def fed_refine(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
     """Average, train the average on the buffer as long as Fed-QSSL's server trains all models together, round to bits."""
     weights = arrived.shares()
-    w = average(operators.read(arrived.payloads), weights)
+    states = operators.read(arrived.payloads)
     steps = operators.server_steps(len(arrived.payloads))
 
     def refine(w: State) -> tuple[State, float]:
         return operators.train(w, "buffer", steps=steps)
 
-    return state, Round(w, operators.round_to_bits, weights=weights, refine=refine if steps else None)
+    return state, Round(
+        average(states, weights),
+        operators.round_to_bits,
+        weights=weights,
+        parts=states,
+        refine=refine if steps else None,
+    )
 
 
 def _work(config: RunConfig, participants: int) -> RoundWork:

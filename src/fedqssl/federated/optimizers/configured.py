@@ -8,9 +8,10 @@ from fedqssl.config import ConfigError, RunConfig
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Server, ServerOperators, ServerState
 from fedqssl.federated.optimizers.adam import with_adam
 from fedqssl.federated.optimizers.ema import with_ema
+from fedqssl.federated.optimizers.fedexp import with_fedexp
 from fedqssl.federated.optimizers.momentum import with_momentum
 
-DEFAULT_LR = {"momentum": 1.0, "adam": 0.01}
+DEFAULT_LR = {"momentum": 1.0, "adam": 0.01, "fedexp": 3.0}
 
 
 def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
@@ -23,8 +24,14 @@ def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
     if not algorithm.federates and (settings.optimizer != "none" or settings.ema):
         raise ConfigError(f"{algorithm.name} has no aggregated model, so server.optimizer and server.ema must stay off")
     if settings.optimizer != "none":
-        wrap = with_momentum if settings.optimizer == "momentum" else with_adam
-        server = wrap(server, settings.momentum, settings.optimizer_lr or DEFAULT_LR[settings.optimizer])
+        lr = settings.optimizer_lr or DEFAULT_LR[settings.optimizer]
+        if settings.optimizer == "fedexp":
+            if not algorithm.has_clients:
+                raise ConfigError(f"{algorithm.name} averages no clients' models, so server.optimizer cannot be fedexp")
+            server = with_fedexp(server, lr)
+        else:
+            wrap = with_momentum if settings.optimizer == "momentum" else with_adam
+            server = wrap(server, settings.momentum, lr)
     server = _refined(server)
     return with_ema(server, settings.ema) if settings.ema else server
 
