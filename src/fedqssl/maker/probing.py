@@ -119,7 +119,9 @@ def probe_client(run: FinishedRun, name: str, settings: ProbeSettings | None = N
 
 
 def probe_controls(probe: Probe, data: LabeledSplit) -> Mapping[str, float]:
-    """What simple classifiers make of the same images and labels."""
+    """What simple classifiers make of the same images and labels; nothing without test images."""
+    if not len(data.test):
+        return {}
     train, test = (data.train[probe.kept], data.train_labels[probe.kept]), (data.test, data.test_labels)
     return measure_controls(*train, *test, len(data.class_names)).to_json()
 
