@@ -244,9 +244,11 @@ def test_no_labels_and_plain_lines(capsys):
     assert result["global_accuracy"] is None and result["local_accuracy"] is None
     assert all(c["local_accuracy"] is None and 8 <= c["samples"] < 64 for c in result["clients"].values())
     summary = Path("out/summary.md").read_text()
-    assert "global accuracy no labels" in summary and summary.count("| no labels |") == 2
+    assert "global accuracy not measured" in summary and summary.count("| not measured |") == 2
+    assert "The data have no labels, so accuracy cannot be measured." in summary
     said = capsys.readouterr().out
     assert "the data have no labels, so accuracy cannot be measured" in said
+    assert "folder:photos has no labels, so all of its images are used for training" in said
     assert "\x1b" not in said and "\r" not in said
     losses = json.loads(Path("out/metrics.jsonl").read_text())["client_loss"]
     assert all(np.isfinite(v).all() and len(v) == 1 for v in losses.values())

@@ -12,7 +12,7 @@ from fedqssl.lowbit import LowBitOptions, LowBitSGD
 
 KEYS = """data data_dir on_bad devices clients bits partition beta classes_per_client minority images rounds local_epochs
 batch_size lr lr_schedule fraction min_clients buffer_ratio model width objective algorithm seed threads workers engine track
-client_cpus deadline local_steps server.steps distill.temperature image_size
+client_cpus deadline local_steps server.steps distill.temperature image_size evaluation.holdout
 ssl.temperature server.dequantize_epochs server.requantize_epochs server.lr server.optimizer server.momentum server.optimizer_lr
 server.ema aggregation.temperature lowbit.weights lowbit.rule
 lowbit.scale
@@ -126,6 +126,8 @@ def test_a_table_is_not_a_value():
         ({"lr": "nan"}, "lr should be a finite number"),
         ({"fraction": 1.5}, "fraction should be less than or equal to 1"),
         ({"buffer_ratio": 1}, "buffer_ratio should be less than 1"),
+        ({"evaluation.holdout": 0.6}, "evaluation.holdout should be less than or equal to 0.5, not 0.6"),
+        ({"image_size": 4}, "image_size should be greater than or equal to 8, not 4"),
         ({"clients": 2, "min_clients": 3}, "min_clients = 3 is more than the number of clients, 2"),
         ({"lr_schedule": "cos"}, "lr_schedule should be 'constant', 'cosine' or 'step', not 'cos'"),
         ({"partition": "x"}, "partition should be 'iid'"),

@@ -9,6 +9,7 @@ from fedqssl.data import pixels
 from fedqssl.data.folder import read_folder
 from fedqssl.data.images import DataError, DataWarning
 from fedqssl.data.partition import build_partition
+from fedqssl.data.registry import is_labeled
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -51,6 +52,42 @@ def test_train_and_test_folders_share_their_classes(tmp_path, held_out):
     train, test = read_folder(tmp_path), read_folder(tmp_path, "test")
     assert train.class_names == test.class_names == ("a", "b", "c")
     assert train.labels.tolist() == [0, 0, 0, 2, 2, 2] and test.labels.tolist() == [1, 1, 2, 2]
+
+
+def test_the_share_held_out_is_a_setting(tmp_path):
+    fill(tmp_path / "plain")
+    for holdout, held in ((0.0, 0), (0.2, 4), (0.5, 10)):
+        train, test = (read_folder(tmp_path / "plain", split, 8, holdout=holdout) for split in ("train", "test"))
+        assert (len(train), len(test)) == (20 - held, held) and test.images.shape[1:] == (3, 8, 8)
+        assert test.class_names == train.class_names and test.labels.dtype == torch.int64
+    fill(tmp_path / "own" / "train")
+    fill(tmp_path / "own" / "test", each=3)
+    assert (
+        len(read_folder(tmp_path / "own", "test", holdout=0.0)) == 6
+    )  # photos of one's own for testing are not a share
+    picture(tmp_path / "loose" / "a.png")
+    assert len(read_folder(tmp_path / "loose", holdout=0.0)) == 1
+    assert read_folder(tmp_path / "loose", "test", holdout=0.0).labels is None
+
+
+def test_whether_there_are_labels_is_known_without_reading_a_picture(tmp_path):
+    for name in (
+        "flat/a.png",
+        "classes/cat/a.png",
+        "classes/dog/a.png",
+        "all/p/cat/a.png",
+        "all/q/cat/a.png",
+        "all/q/d/a.png",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"not a picture")
+    found = {
+        (n, natural): is_labeled(f"folder:{tmp_path / n}", natural=natural)
+        for n in ("flat", "classes", "all")
+        for natural in (False, True)
+    }
+    assert {key for key, labeled in found.items() if labeled} == {("classes", False), ("all", False), ("all", True)}
+    assert is_labeled("cifar10") and is_labeled("scenes", natural=True)
 
 
 def test_only_train_is_split(tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from fedqssl.data import DataError, DataWarning, read_parquet
 from fedqssl.data.images import at_most, drawn
-from fedqssl.data.registry import load_dataset
+from fedqssl.data.registry import is_labeled, load_dataset
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -96,6 +96,9 @@ def test_unlabeled_set(tmp_path):
     write(tmp_path / "train-0.parquet", list(pixels(2)))
     data = read_parquet(tmp_path)
     assert data.labels is None and data.class_names is None
+    assert not is_labeled(f"parquet:{tmp_path}")
+    write(tmp_path / "train-0.parquet", list(pixels(2)), label=[0, 1])
+    assert is_labeled(f"parquet:{tmp_path}")
 
 
 def test_grey_and_palette_images_become_rgb(tmp_path):

@@ -194,12 +194,24 @@ def test_what_cannot_work_says_what_to_change(arguments, message):
 
 def test_other_bad_arguments():
     assign = PARTITIONS["iid"].assign(1.0, 1, 0.0)
-    with pytest.raises(PartitionError, match="test_fraction"):
-        make_partition(100, None, assign, 2, 0.1, 0, test_fraction=1.0)
+    with pytest.raises(PartitionError, match="holdout must be at least 0"):
+        make_partition(100, None, assign, 2, 0.1, 0, holdout=1.0)
     with pytest.raises(PartitionError, match="labels must be"):
         make_partition(100, torch.zeros(99), assign, 2, 0.1, 0)
-    greedy = make_partition(100, None, assign, 2, 0.1, 0, test_fraction=0.99)
+    greedy = make_partition(100, None, assign, 2, 0.1, 0, holdout=0.99)
     assert all(len(c.train) == MIN_TRAIN for c in greedy.clients.values())
+
+
+@pytest.mark.parametrize("kind", list(PARTITIONS))
+def test_nothing_is_held_out_if_nothing_may_be(kind):
+    data, clients = image_set(60, 10, 5), 5
+    partition = build_partition(data, kind, clients, beta=5.0, buffer_ratio=0.2, holdout=0.0)
+    parts = [partition.buffer, *(c.train for c in partition.clients.values())]
+    assert torch.cat(parts).sort().values.tolist() == list(range(60))
+    assert all(
+        not len(c.test) and c.test.dtype == torch.int64 and len(c.train) >= MIN_TRAIN
+        for c in partition.clients.values()
+    )
 
 
 def test_json_round_trip():

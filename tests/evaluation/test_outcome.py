@@ -20,6 +20,12 @@ def test_perfect_certainty_is_calibrated():
     assert outcome(torch.eye(3), torch.arange(3)).calibration_error == 0
 
 
+def test_without_test_images_nothing_is_known():
+    found = outcome(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    assert found.accuracy is None and found.calibration_error is None and found.images == 0
+    assert found.per_class() == [None] * 3 and found.to_json()["confusion"] == [[0] * 3] * 3
+
+
 def test_bad_shapes():
     with pytest.raises(ValueError, match="probabilities"):
         outcome(torch.eye(3), torch.arange(2))

@@ -39,12 +39,12 @@ def _scenes(split):
 
 def tiny_context(**changes) -> Simulation:
     """As build_simulation, but without monitors, and the embedded images are drawn once for all tests."""
-    real = contexts.load_dataset
-    contexts.load_dataset = lambda spec, split, *rest, **options: _scenes(split)
+    real = contexts.load_split
+    contexts.load_split = lambda config, split, *rest: _scenes(split)
     try:
         return build_simulation(tiny(**{"evaluation.knn_every": 0, **changes}))
     finally:
-        contexts.load_dataset = real
+        contexts.load_split = real
 
 
 def rounds_of(context: Context, count: int = 1, engine_type=InProcess, pool_type=Pool, operators=None):

@@ -57,10 +57,10 @@ def plan(
         raise ValueError(f"--json needs a file, but {json} is a folder")
     targets = _targets(target_round_seconds, target_bytes)
     table = _devices(config, devices or config.devices, targets)  # before seconds of measuring
-    found = _ledger(config, measure)
+    found, changed = _ledger(config, measure)
     if table is not None:
         table.check(list(found.clients))
-    _show(found, source_name(source), detail)
+    _show(found, source_name(source), detail, changed)
     more = {}
     if table is not None:
         _show_devices(found, table)
@@ -123,21 +123,23 @@ def _show_choices(found: Ledger, table: Devices, targets: Targets) -> dict[str, 
     return {"line": bits_line(choices), "clients": clients}
 
 
-def _ledger(config: RunConfig, measure: bool) -> Ledger:
-    """The ledger; progress is shown on standard error."""
+def _ledger(config: RunConfig, measure: bool) -> tuple[Ledger, list[str]]:
+    """The ledger, and what a run would change in its settings; progress is shown on standard error."""
     console = Console(stderr=True)
     with _telling(console) as say:
         say("loading torch")
         import torch
 
         from fedqssl.cost import client_sizes, ledger
+        from fedqssl.data.from_config import settled
         from fedqssl.federated.algorithms import get_algorithm
 
         torch.set_num_threads(config.threads)
         get_algorithm(config.algorithm)  # an unknown one is an error before the images are counted
         say(f"counting the images of {config.data}")
+        config, changed = settled(config)
         sizes = client_sizes(config)
-        return ledger(config, sizes, measure_seconds=MEASURE_SECONDS if measure else None, say=say)
+        return ledger(config, sizes, measure_seconds=MEASURE_SECONDS if measure else None, say=say), changed
 
 
 @contextmanager
@@ -150,7 +152,7 @@ def _telling(console: Console) -> Iterator[Callable[[str], None]]:
         yield lambda line: status.update(f"planning: {line}")
 
 
-def _show(ledger: Ledger, source: str, detail: bool) -> None:
+def _show(ledger: Ledger, source: str, detail: bool, changed: list[str]) -> None:
     from fedqssl.cli.plan_tables import depth, detail_tables, headline, notes, plan_tables
     from fedqssl.cost import estimate
 
@@ -159,7 +161,7 @@ def _show(ledger: Ledger, source: str, detail: bool) -> None:
     times = estimate(ledger) if measured else None
     console.print(headline(ledger, source), markup=False, highlight=False)
     console.print(depth(ledger), markup=False, highlight=False)
-    for line in notes(ledger, times):
+    for line in (*changed, *notes(ledger, times)):
         console.print(f"note: {line}", markup=False, highlight=False)
     console.print()
     for table in (*plan_tables(ledger, times), *(detail_tables(ledger) if detail else ())):

@@ -50,9 +50,10 @@ def probe(
         if everyone:
             print_line(console, found[-1])
     if everyone:
-        mean = sum(p.outcome.accuracy for p in found) / len(found)
+        known = [p.outcome.accuracy for p in found if p.outcome.accuracy is not None]
+        mean = _said(sum(known) / len(known) if known else None, ".1%")
         took = f"{len(found)} clients in {time.monotonic() - began:.1f} s"
-        console.print(f"mean accuracy {100 * mean:.1f}%; {took}; details in {source}/clients/*/", highlight=False)
+        console.print(f"mean accuracy {mean}; {took}; details in {source}/clients/*/", highlight=False)
         return
     console.print(_table(found[0]))
     for path in written:
@@ -61,21 +62,24 @@ def probe(
 
 def print_line(console: Console, found: Probe) -> None:
     """One client's line, printed as soon as it is done."""
-    share, error = 100 * found.outcome.accuracy, found.outcome.calibration_error
-    line = f"{found.client}  {found.bits:2d} bits  accuracy {share:5.1f}%  calibration error {error:.3f}"
+    share, error = _said(found.outcome.accuracy, "6.1%"), _said(found.outcome.calibration_error, ".3f")
+    line = f"{found.client}  {found.bits:2d} bits  accuracy {share}  calibration error {error}"
     console.print(f"{line}  ({found.train_images} labels, {found.outcome.images} test images)", highlight=False)
 
 
 def _table(found: Probe) -> Table:
     judged = found.outcome
-    title = f"{found.client}, {found.bits} bits: {100 * judged.accuracy:.1f}% of {judged.images} test images"
+    title = f"{found.client}, {found.bits} bits: {_said(judged.accuracy, '.1%')} of {judged.images} test images"
     table = Table("class", "labels", "test images", "accuracy", title=title)
-    table.caption = (
-        f"calibration error {judged.calibration_error:.3f}; {found.train_images} labels, {found.settings.method}"
-    )
+    error = _said(judged.calibration_error, ".3f")
+    table.caption = f"calibration error {error}; {found.train_images} labels, {found.settings.method}"
     tests = judged.confusion.sum(1).tolist()
     for name, labels, count, share in zip(
         found.class_names, found.train_counts, tests, judged.per_class(), strict=True
     ):
         table.add_row(name, str(labels), str(count), "" if share is None else f"{100 * share:.1f}%")
     return table
+
+
+def _said(value: float | None, form: str) -> str:
+    return "not measured" if value is None else format(value, form)

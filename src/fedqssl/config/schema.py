@@ -147,6 +147,9 @@ class EvaluationConfig(_Section):
     """Limit on the training images of the closing linear probe; by default all."""
     controls: Literal["all", "none"] = "all"
     """Whether the result is compared with simple classifiers on the same images and with the untrained network."""
+    holdout: Annotated[float, Field(ge=0, le=0.5)] = 0.2
+    """Share of each client's images that it is tested on, and of a folder without ``test/`` that becomes the test set; a new run
+    on images without labels holds out none."""
     classifier: Literal["regression", "sgd"] = "regression"
     """How a client's s-bit classifier is made: ``regression`` on the codes that its device sees, or ``sgd`` in its bits."""
     probe: Literal["cross_validated", "fixed"] = "cross_validated"

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from fedqssl.config import RunConfig
 from fedqssl.data.cifar import LAYOUTS
 from fedqssl.data.fetch import cache_folder
-from fedqssl.data.from_config import training_split
+from fedqssl.data.from_config import settled, training_split
 from fedqssl.data.partition import Partition, client_names
 
 CIFAR_IMAGES = 50_000
 CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}
-TEST_FRACTION = 0.2
-"""Share of a client's images that is its own test set (``data.partition``)."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ def client_sizes(config: RunConfig) -> Sizes:
     """
     if config.data in LAYOUTS and not _at_hand(config):
         return assumed_sizes(config)
+    config, _ = settled(config)
     train, partition = training_split(config)
     channels, height, width = train.images.shape[1:]
     return sizes_of(partition, (channels, height, width), train.num_classes or 10)
@@ -75,7 +74,7 @@ def assumed_sizes(config: RunConfig) -> Sizes:
     count = min(CIFAR_IMAGES, config.images or CIFAR_IMAGES)
     buffer = round(count * config.buffer_ratio)
     share = (count - buffer) // config.clients
-    train = share - round(share * TEST_FRACTION)
+    train = share - round(share * config.evaluation.holdout)
     if train < 1:
         raise ValueError(f"{count} images are too few for {config.clients} clients; use fewer clients or more images")
     split = "" if config.partition == "iid" else f"; the run splits them by {config.partition}"

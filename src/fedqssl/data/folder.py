@@ -5,8 +5,8 @@ Layouts, detected automatically:
 * ``cat/1.jpg, dog/2.png``: sub-folders are classes.
 * ``phone-a/cat/1.jpg, phone-b/cat/2.jpg``: two levels with recurring inner names are natural clients, then classes.
 * ``1.jpg, 2.png``: no labels.
-* any of these inside ``train/`` and ``test/`` (or ``val/``); otherwise a fifth of each class is the test split, chosen by
-  the hash of the files' names.
+* any of these inside ``train/`` and ``test/`` (or ``val/``); otherwise a share of each class, by default a fifth, is the test
+  split, chosen by the hash of the files' names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2"}
 )
 TEST_FOLDERS = ("test", "val")
-TEST_SHARE = 0.2
+HOLDOUT = 0.2
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class _File:
     group: str | None = None
 
 
-def read_folder(path: str | Path, split: str = "train", size: int = 32, on_bad: OnBad = "error") -> ImageSet:
+def read_folder(
+    path: str | Path, split: str = "train", size: int = 32, on_bad: OnBad = "error", holdout: float = HOLDOUT
+) -> ImageSet:
     """Read one split of a folder of pictures, as ``size x size`` RGB, in the order of class and file name.
 
     Args:
@@ -49,6 +51,7 @@ def read_folder(path: str | Path, split: str = "train", size: int = 32, on_bad: 
         split: ``train`` or ``test``.
         size: height and width to which the centre square of each picture is resized.
         on_bad: what to do with a corrupt picture: ``error``, or ``skip`` it with a warning that names it.
+        holdout: share of a folder without ``test/`` that is its test split; 0 leaves that split empty.
 
     Raises:
         DataError: no such folder, no pictures, or a corrupt one.
@@ -59,9 +62,7 @@ def read_folder(path: str | Path, split: str = "train", size: int = 32, on_bad: 
     if size < 1:
         raise DataError(f"size must be at least 1, not {size}; 32 is usual")
     root = Path(path).expanduser()
-    if not root.is_dir():
-        raise DataError(f"{root}: no such folder; give a folder of images")
-    files, names, skipped = _split_files(root, split, on_bad)
+    files, names, skipped = _split_files(root, split, on_bad, holdout)
     images: list[torch.Tensor] = []
     kept: list[_File] = []
     for file in files:
@@ -75,22 +76,34 @@ def read_folder(path: str | Path, split: str = "train", size: int = 32, on_bad: 
         images.append(torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))))
         kept.append(file)
     warn_skipped(skipped, root)
-    if not images:
+    if files and not images:
         raise DataError(f"{root}: none of the {len(files)} images of split '{split}' can be read; check the files")
-    return _image_set(images, kept, names)
+    stacked = torch.stack(images) if images else torch.empty((0, 3, size, size), dtype=torch.uint8)
+    return _image_set(stacked, kept, names)
 
 
-def _image_set(images: list[torch.Tensor], files: list[_File], names: tuple[str, ...] | None) -> ImageSet:
+def folder_is_labeled(path: Path, on_bad: OnBad, natural: bool) -> bool:
+    """Whether a folder's pictures have classes; with ``natural``, outer folders without classes inside are clients instead."""
+    files, names, _ = _split_files(path, "train", on_bad, 0.0)
+    clients = natural and all(file.label == file.group for file in files)
+    return names is not None and not (clients and len(names) > 1)
+
+
+def _image_set(images: torch.Tensor, files: list[_File], names: tuple[str, ...] | None) -> ImageSet:
     labels = None
     if names is not None:
         number = {name: i for i, name in enumerate(names)}
         labels = torch.tensor([number[file.label or ""] for file in files], dtype=torch.int64)
     groups = tuple(file.group for file in files if file.group is not None)
-    return ImageSet(torch.stack(images), labels, names, groups or None)
+    return ImageSet(images, labels, names, groups or None)
 
 
-def _split_files(root: Path, split: str, on_bad: OnBad) -> tuple[list[_File], tuple[str, ...] | None, list[str]]:
+def _split_files(
+    root: Path, split: str, on_bad: OnBad, holdout: float
+) -> tuple[list[_File], tuple[str, ...] | None, list[str]]:
     """The files of the split, the names of the classes of both splits, and the skipped files."""
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder; give a folder of images")
     held_out = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
     train = root / "train" if (root / "train").is_dir() else None
     if held_out is None and _folders(root) != ["train"]:
@@ -100,7 +113,7 @@ def _split_files(root: Path, split: str, on_bad: OnBad) -> tuple[list[_File], tu
         files = _label(_walk(train or root), on_bad, skipped)
         if not files:
             raise DataError(f"{train or root}: no images here; supported are {', '.join(sorted(SUFFIXES))}")
-        return _hashed_split(files, split, root), _names(files), skipped
+        return _hashed_split(files, split, root, holdout), _names(files), skipped
     skipped_by = {"train": [], "test": []}  # type: dict[str, list[str]]
     both = {
         name: _label(_walk(folder), on_bad, skipped_by[name]) for name, folder in (("train", train), ("test", held_out))
@@ -178,8 +191,10 @@ def _names(files: list[_File]) -> tuple[str, ...] | None:
     return tuple(names) or None
 
 
-def _hashed_split(files: list[_File], split: str, root: Path) -> list[_File]:
-    """Of each class and group, the fifth with the smallest hashes of the file name is the test split; order is kept."""
+def _hashed_split(files: list[_File], split: str, root: Path, holdout: float) -> list[_File]:
+    """Of each class and group, the share with the smallest hashes of the file name is the test split; order is kept."""
+    if not holdout:
+        return files if split == "train" else []
     test: set[PurePosixPath] = set()
     pools: dict[tuple[str | None, str | None], list[_File]] = defaultdict(list)
     for file in files:
@@ -188,7 +203,7 @@ def _hashed_split(files: list[_File], split: str, root: Path) -> list[_File]:
         ranked = sorted(
             pool, key=lambda file: hashlib.sha256(str(file.relative).encode("utf-8", "surrogateescape")).digest()
         )
-        share = max(1, round(TEST_SHARE * len(pool))) if len(pool) > 1 else 0
+        share = max(1, round(holdout * len(pool))) if len(pool) > 1 else 0
         test.update(file.relative for file in ranked[:share])
     chosen = [file for file in files if (file.relative in test) == (split == "test")]
     if not chosen:
@@ -198,4 +213,4 @@ def _hashed_split(files: list[_File], split: str, root: Path) -> list[_File]:
     return chosen
 
 
-__all__ = ["read_folder"]
+__all__ = ["HOLDOUT", "folder_is_labeled", "read_folder"]

@@ -87,6 +87,14 @@ def read_parquet(
     )
 
 
+def parquet_is_labeled(path: Path) -> bool:
+    """Whether the images of a folder of parquet shards have labels; only the first shard's schema is read."""
+    parquet = import_extra("pyarrow.parquet", "pyarrow", "reading parquet")
+    shard = _shards(path, "train")[0]
+    with _open(parquet, shard) as file:
+        return _columns(file.schema_arrow, shard, None, None).label is not None
+
+
 def _decoded(
     rows: Iterator[_Row], columns: _Columns, size: int | None, on_bad: OnBad
 ) -> tuple[list[npt.NDArray[np.uint8]], list[Any], list[Any], list[str]]:
@@ -233,4 +241,4 @@ def _class_names(metadata: dict[bytes, bytes] | None, label: str | None) -> tupl
     return tuple(str(name) for name in names) if names else None
 
 
-__all__ = ["DataError", "ImageSet", "read_parquet"]
+__all__ = ["DataError", "ImageSet", "parquet_is_labeled", "read_parquet"]

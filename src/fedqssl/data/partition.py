@@ -173,12 +173,12 @@ def make_partition(
     clients: int,
     buffer_ratio: float,
     seed: int,
-    test_fraction: float = 0.2,
+    holdout: float = 0.2,
     remedy: str = "fewer clients or more images",
 ) -> Partition:
     """Draw the buffer, distribute the rest to the clients, and split each client's share into training and test images.
 
-    Draws are repeated (up to 200 times) until every client has at least 8 training and 2 test images.
+    Draws are repeated (up to 200 times) until every client has at least 8 training and, if any are held out, 2 test images.
 
     Args:
         count: number of images.
@@ -187,14 +187,14 @@ def make_partition(
         clients: their number.
         buffer_ratio: share of the images that goes to the server's buffer.
         seed: for all draws.
-        test_fraction: share of each client's images that is its test set.
+        holdout: share of each client's images that is its test set; 0 leaves it empty.
         remedy: what an error about small shares recommends.
     """
     if clients < 1:
         raise PartitionError(f"at least 1 client is needed, not {clients}")
     values = _values(count, labels)
     buffer, rest = _buffer(count, buffer_ratio, seed)
-    needed = MIN_TRAIN + MIN_TEST
+    needed = MIN_TRAIN + (MIN_TEST if holdout else 0)
     if len(rest) < clients * needed:
         most = len(rest) // needed
         advice = f"use at most {most} clients, or more images" if most else "use more images"
@@ -208,7 +208,7 @@ def make_partition(
         smallest = max(smallest, min(map(len, shares)))
         if smallest >= needed:
             named = {name: rest[share] for name, share in zip(client_names(clients), shares, strict=True)}
-            return Partition(buffer, _cut(named, values, test_fraction, rng))
+            return Partition(buffer, _cut(named, values, holdout, rng))
     raise PartitionError(
         f"no split of {len(rest)} images over {clients} clients gave everyone {needed} images in {_TRIES} draws (the best "
         f"left someone {smallest}); use {remedy}"
@@ -220,21 +220,21 @@ def natural_partition(
     labels: Tensor | None,
     buffer_ratio: float,
     seed: int,
-    test_fraction: float = 0.2,
+    holdout: float = 0.2,
 ) -> Partition:
     """One client per group, named after it; the buffer comes from all groups."""
     values = _values(len(groups), labels)
     members = natural(groups)
     buffer, rest = _buffer(len(groups), buffer_ratio, seed)
     shares = {name: np.intersect1d(share, rest, assume_unique=True) for name, share in members.items()}
-    needed = MIN_TRAIN + MIN_TEST
+    needed = MIN_TRAIN + (MIN_TEST if holdout else 0)
     small = [name for name, share in shares.items() if len(share) < needed]
     if small:
         raise PartitionError(
             f"{len(small)} of {len(shares)} groups have fewer than {needed} images after the buffer (first: '{small[0]}' with "
             f"{len(shares[small[0]])}); merge or remove small groups, or use a smaller buffer_ratio"
         )
-    return Partition(buffer, _cut(shares, values, test_fraction, np.random.default_rng([seed, 1, 0])))
+    return Partition(buffer, _cut(shares, values, holdout, np.random.default_rng([seed, 1, 0])))
 
 
 def _values(count: int, labels: Tensor | None) -> np.ndarray:
@@ -262,19 +262,22 @@ def _buffer(count: int, ratio: float, seed: int) -> tuple[Tensor, np.ndarray]:
 
 
 def _cut(
-    shares: dict[str, np.ndarray], values: np.ndarray, test_fraction: float, rng: np.random.Generator
+    shares: dict[str, np.ndarray], values: np.ndarray, holdout: float, rng: np.random.Generator
 ) -> dict[str, ClientSplit]:
     """Training and test images of each client, stratified: each class is split in the same proportion, up to one image.
 
     The share is sorted by label (random within a label), and test images are taken at equal steps from a random start.
     """
-    if not 0 < test_fraction < 1:
-        raise PartitionError(f"test_fraction must be between 0 and 1, not {test_fraction}; 0.2 is usual")
+    if not 0 <= holdout < 1:
+        raise PartitionError(f"holdout must be at least 0 and less than 1, not {holdout}; 0.2 is usual")
+    if not holdout:
+        none = torch.empty(0, dtype=torch.int64)
+        return {name: ClientSplit(torch.from_numpy(share), none) for name, share in shares.items()}
     splits = {}
     for name, share in shares.items():
         shuffled = rng.permutation(share)
         order = shuffled[np.argsort(values[shuffled], kind="stable")]
-        held = min(max(MIN_TEST, round(len(order) * test_fraction)), len(order) - MIN_TRAIN)
+        held = min(max(MIN_TEST, round(len(order) * holdout)), len(order) - MIN_TRAIN)
         places = ((np.arange(held) + rng.random()) * (len(order) / held)).astype(np.int64)
         test = np.zeros(len(order), dtype=bool)
         test[np.minimum(places, len(order) - 1)] = True
@@ -324,6 +327,7 @@ def build_partition(
     minority: float = 0.05,
     buffer_ratio: float = 0.1,
     seed: int = 0,
+    holdout: float = 0.2,
 ) -> Partition:
     """Split an image set by one of ``PARTITIONS``.
 
@@ -336,6 +340,7 @@ def build_partition(
         minority: for ``skew``.
         buffer_ratio: share of the images that becomes the server's buffer.
         seed: the same seed gives the same partition.
+        holdout: share of each client's images that is its test set; 0 leaves it empty.
 
     Raises:
         PartitionError: the message says which setting cannot work and what to change.
@@ -352,11 +357,11 @@ def build_partition(
         found = len(set(images.groups))
         if clients is not None and clients != found:
             raise PartitionError(f"these images have {found} natural groups, not {clients}; set clients={found}")
-        return natural_partition(images.groups, images.labels, buffer_ratio, seed)
+        return natural_partition(images.groups, images.labels, buffer_ratio, seed, holdout)
     if clients is None:
         raise PartitionError(f"partition '{kind}' needs a number of clients; set, for example, clients=10")
     assign = entry.assign(beta, classes_per_client, minority)
-    return make_partition(len(images), images.labels, assign, clients, buffer_ratio, seed, remedy=entry.remedy)
+    return make_partition(len(images), images.labels, assign, clients, buffer_ratio, seed, holdout, entry.remedy)
 
 
 def label_counts(partition: Partition, labels: Tensor) -> dict[str, dict[str, list[int]]]:

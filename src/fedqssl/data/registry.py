@@ -11,15 +11,16 @@ from typing import Literal
 from fedqssl.data.cifar import read_cifar
 from fedqssl.data.digits import digits
 from fedqssl.data.fetch import DownloadProgress
-from fedqssl.data.folder import read_folder
+from fedqssl.data.folder import HOLDOUT, folder_is_labeled, read_folder
 from fedqssl.data.images import DataError, ImageSet, at_most, resized
-from fedqssl.data.parquet import read_parquet
+from fedqssl.data.parquet import parquet_is_labeled, read_parquet
 from fedqssl.data.pixels import OnBad, check_on_bad
 from fedqssl.data.scenes import scenes
 from fedqssl.files import absolute
 from fedqssl.imported import nearest
 
 Split = Literal["train", "test"]
+SPLITS: tuple[Split, Split] = ("train", "test")
 
 SCENES_IMAGES = {"train": 5000, "test": 2000}
 
@@ -35,17 +36,22 @@ class DatasetRequest:
     path: Path
     progress: DownloadProgress | None
     images: int | None
+    holdout: float
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A source of images; ``takes_path`` ones are written ``name:PATH``, ``draws`` ones read only as many as requested."""
+    """A source of images; ``takes_path`` ones are written ``name:PATH``, ``draws`` ones read only as many as requested.
+
+    ``labeled`` says whether the data at a path have labels: (path, on_bad, whether outer folders are clients).
+    """
 
     name: str
     description: str
     load: Callable[[DatasetRequest], ImageSet]
     takes_path: bool = False
     draws: bool = False
+    labeled: Callable[[Path, OnBad, bool], bool] = lambda path, on_bad, natural: True
 
 
 DATASETS: dict[str, Dataset] = {
@@ -74,8 +80,9 @@ DATASETS: dict[str, Dataset] = {
         Dataset(
             "folder",
             "folder:PATH, images of any kind and size; sub-folders, if any, are classes",
-            lambda request: read_folder(request.path, request.split, request.size, request.on_bad),
+            lambda r: read_folder(r.path, r.split, r.size, r.on_bad, r.holdout),
             takes_path=True,
+            labeled=folder_is_labeled,
         ),
         Dataset(
             "parquet",
@@ -83,6 +90,7 @@ DATASETS: dict[str, Dataset] = {
             lambda r: read_parquet(r.path, r.split, size=r.size, on_bad=r.on_bad, images=r.images),
             takes_path=True,
             draws=True,
+            labeled=lambda path, on_bad, natural: parquet_is_labeled(path),
         ),
     )
 }
@@ -114,6 +122,7 @@ def load_dataset(
     size: int = 32,
     progress: DownloadProgress | None = None,
     images: int | None = None,
+    holdout: float = HOLDOUT,
 ) -> ImageSet:
     """Load one split of a dataset.
 
@@ -125,10 +134,45 @@ def load_dataset(
         size: height and width of the images returned.
         progress: called during downloads.
         images: at most so many, drawn from all, always the same.
+        holdout: share of a folder without ``test/`` that is its test split; 0 leaves that split empty.
 
     Raises:
         DataError: one line that says what to do.
     """
+    entry, path = _entry(spec)
+    if split not in SPLITS:
+        raise DataError(f"no split '{split}'; use train or test")
+    check_on_bad(on_bad)
+    if size < 1:
+        raise DataError(f"size must be at least 1, not {size}; 32 is usual")
+    # Where bad images are left out, only reading all of them tells how many there are to draw from.
+    drawn = images if entry.draws and on_bad == "error" else None
+    key = (spec, split, data_dir, on_bad, size, drawn, holdout)
+    found = None if _KEPT is None else _KEPT.get(key)
+    if found is None:
+        found = entry.load(DatasetRequest(split, data_dir, on_bad, size, path, progress, drawn, holdout))
+        if _KEPT is not None:
+            _KEPT[key] = found
+    return at_most(found, images)
+
+
+def is_labeled(spec: str, on_bad: OnBad = "error", natural: bool = False) -> bool:
+    """Whether a data set has labels; no image is read.
+
+    Args:
+        spec: as for :func:`load_dataset`.
+        on_bad: as for :func:`load_dataset`.
+        natural: whether outer folders of a folder are clients, so that they are classes only if there are folders inside.
+
+    Raises:
+        DataError: one line that says what to do.
+    """
+    entry, path = _entry(spec)
+    return entry.labeled(path, on_bad, natural)
+
+
+def _entry(spec: str) -> tuple[Dataset, Path]:
+    """The data set that a text names, and its path."""
     name, colon, path = spec.partition(":")
     if name not in DATASETS:
         hint = nearest(name, DATASETS, f"; choose from {', '.join(map(_written, DATASETS.values()))}")
@@ -138,24 +182,11 @@ def load_dataset(
         raise DataError(f"dataset '{name}' needs a path; write {name}:PATH")
     if colon and not entry.takes_path:
         raise DataError(f"dataset '{name}' takes no path; write {name}")
-    if split not in ("train", "test"):
-        raise DataError(f"no split '{split}'; use train or test")
-    check_on_bad(on_bad)
-    if size < 1:
-        raise DataError(f"size must be at least 1, not {size}; 32 is usual")
-    # Where bad images are left out, only reading all of them tells how many there are to draw from.
-    drawn = images if entry.draws and on_bad == "error" else None
-    key = (spec, split, data_dir, on_bad, size, drawn)
-    found = None if _KEPT is None else _KEPT.get(key)
-    if found is None:
-        found = entry.load(DatasetRequest(split, data_dir, on_bad, size, Path(path).expanduser(), progress, drawn))
-        if _KEPT is not None:
-            _KEPT[key] = found
-    return at_most(found, images)
+    return entry, Path(path).expanduser()
 
 
 def _written(entry: Dataset) -> str:
     return f"{entry.name}:PATH" if entry.takes_path else entry.name
 
 
-__all__ = ["DATASETS", "Dataset", "absolute", "kept_datasets", "load_dataset"]
+__all__ = ["DATASETS", "HOLDOUT", "SPLITS", "Dataset", "absolute", "is_labeled", "kept_datasets", "load_dataset"]

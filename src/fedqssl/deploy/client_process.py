@@ -9,7 +9,7 @@ import torch
 from fedqssl.config.keys import nearest
 from fedqssl.data.images import ImageSet
 from fedqssl.data.pixels import OnBad, check_on_bad
-from fedqssl.data.registry import load_dataset
+from fedqssl.data.registry import HOLDOUT, SPLITS, is_labeled, load_dataset
 from fedqssl.deploy.client_role import FleetClient
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, only_one
@@ -26,10 +26,12 @@ def join(
     """Take part until SIGTERM or Ctrl-C."""
     check_on_bad(on_bad)
     _check_known(fleet, name)
+    bad: OnBad = "skip" if on_bad == "skip" else "error"
+    holdout = HOLDOUT if is_labeled(data, bad) else 0.0
 
     def read(size: int) -> tuple[ImageSet, ImageSet]:
-        bad: OnBad = "skip" if on_bad == "skip" else "error"
-        return load_dataset(data, "train", None, bad, size), load_dataset(data, "test", None, bad, size)
+        train, test = (load_dataset(data, s, None, bad, size, holdout=holdout) for s in SPLITS)
+        return train, test
 
     train, test = read(IMAGE_SIZE)
     if len(train) < MIN_IMAGES:

@@ -12,7 +12,8 @@ from fedqssl import __version__
 from fedqssl.config import RunConfig
 from fedqssl.config.schema import parse_bits
 from fedqssl.data.images import ImageSet
-from fedqssl.data.registry import load_dataset
+from fedqssl.data.pixels import OnBad
+from fedqssl.data.registry import SPLITS, load_dataset
 from fedqssl.deploy.fleet import FleetError, ServerData
 from fedqssl.device.pictures import with_channels
 from fedqssl.engines.flower.wire import Capabilities, plain
@@ -101,8 +102,8 @@ class ServerImages:
 
 
 def _both(spec: str, data: ServerData, size: int) -> list[ImageSet]:
-    on_bad = "skip" if data.on_bad == "skip" else "error"
-    return [load_dataset(spec, split, None, on_bad, size) for split in ("train", "test")]  # type: ignore[arg-type]
+    on_bad: OnBad = "skip" if data.on_bad == "skip" else "error"
+    return [load_dataset(spec, split, None, on_bad, size) for split in SPLITS]
 
 
 def first_model(context: Context, checkpoint: Checkpoint, bits: int, lr: float) -> bytes:

@@ -50,12 +50,13 @@ def markdown(manifest: Manifest, file_bytes: int) -> str:
         lines += _rows(card[title])
         if title == "accuracy":
             lines += _class_rows(m)
+    tested, error = card["accuracy"]["test images"], card["accuracy"]["calibration error"]
     lines += [
         "## Limits",
         "",
-        f"- Tested on {card['accuracy']['test images']} images with the label distribution of this client, not on your images.",
+        f"- Tested on {tested} images with the label distribution of this client, not on your images.",
         "- Accuracy elsewhere may be lower: the classifier knows only the classes above and assigns one of them to every image.",
-        f"- Probabilities were {card['accuracy']['calibration error']:.3f} off on average (expected calibration error).",
+        *([] if error is None else [f"- Probabilities were {error:.3f} off on average (expected calibration error)."]),
     ]
     if missing:
         lines.append(

@@ -101,7 +101,9 @@ def verdict(measured: Sequence[Measured], steps: int | None = None, knn_gain: fl
     if all(m.worth for m in measured):
         return found
     if steps is not None and steps < FEW_STEPS:
-        return f"{found} Train longer first: its model is made of only {steps} steps (rounds, local_steps, server.steps)."
+        return (
+            f"{found} Train longer first: its model is made of only {steps} steps (rounds, local_steps, server.steps)."
+        )
     if knn_gain is not None and knn_gain < 0:
         return f"{found} By kNN, training made the features worse: try {_VIEWS}."
     return f"{found} Try a larger width, or other features (features=stages)."

@@ -25,12 +25,12 @@ class Outcome:
     """Accuracy, confusion and calibration on one test set.
 
     Args:
-        accuracy: share of correctly classified images.
+        accuracy: share of correctly classified images; None without test images.
         confusion: (C, C) counts; rows are true classes, columns predicted ones.
         bins: by confidence, low to high; empty ones are left out.
     """
 
-    accuracy: float
+    accuracy: float | None
     confusion: Tensor
     bins: tuple[CalibrationBin, ...]
 
@@ -46,9 +46,13 @@ class Outcome:
         return [r / t if t else None for r, t in zip(right, totals, strict=True)]
 
     @property
-    def calibration_error(self) -> float:
-        """``ECE = sum_b n_b / n |accuracy_b - confidence_b|`` (Guo et al., 2017)."""
-        return sum(b.count / self.images * abs(b.accuracy - b.confidence) for b in self.bins)
+    def calibration_error(self) -> float | None:
+        """``ECE = sum_b n_b / n |accuracy_b - confidence_b|`` (Guo et al., 2017); None without test images."""
+        return (
+            None
+            if self.accuracy is None
+            else sum(b.count / self.images * abs(b.accuracy - b.confidence) for b in self.bins)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As plain numbers."""
@@ -63,11 +67,13 @@ class Outcome:
 
 
 def outcome(probabilities: Tensor, labels: Tensor) -> Outcome:
-    """Evaluate probabilities (N, C) against labels (N,)."""
-    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or not len(labels):
+    """Evaluate probabilities (N, C) against labels (N,); with N = 0 nothing is known."""
+    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
         shapes = f"{tuple(probabilities.shape)} and {tuple(labels.shape)}"
-        raise ValueError(f"an outcome needs probabilities (N, C) and labels (N,) with N > 0, not {shapes}")
+        raise ValueError(f"an outcome needs probabilities (N, C) and labels (N,), not {shapes}")
     classes = probabilities.shape[1]
+    if not len(labels):
+        return Outcome(None, torch.zeros(classes, classes, dtype=torch.int64), ())
     if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(f"labels span [{int(labels.min())}, {int(labels.max())}], but there are {classes} classes")
     sure, answer = probabilities.max(1)

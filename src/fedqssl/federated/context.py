@@ -11,10 +11,9 @@ from torch import Tensor
 
 from fedqssl.config import ConfigError, RunConfig
 from fedqssl.data.fetch import DownloadProgress
-from fedqssl.data.from_config import training_split
+from fedqssl.data.from_config import load_split, training_split
 from fedqssl.data.images import ImageSet
 from fedqssl.data.partition import Partition, label_counts
-from fedqssl.data.registry import load_dataset
 from fedqssl.federated.algorithms import Algorithm, get_algorithm
 from fedqssl.federated.job import ClientData, Job
 from fedqssl.federated.task import SUPERVISED, Task
@@ -174,7 +173,7 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
 def build_simulation(config: RunConfig, progress: DownloadProgress | None = None) -> Simulation:
     """Load the images and split them; deterministic in the configuration. ``progress`` is called during downloads."""
     train, partition = training_split(config, progress)
-    test = load_dataset(config.data, "test", config.data_dir, config.on_bad, config.image_size, progress=progress)
+    test = load_split(config, "test", progress)
     task = make_task(config, train.images.shape[1], class_count(train, test))
     if config.min_clients > len(partition.clients):
         raise ConfigError(

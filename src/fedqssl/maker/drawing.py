@@ -15,8 +15,8 @@ NAMED = 30
 
 
 def draw_probe(probe: Probe, path: Path) -> list[Path]:
-    """Draw the confusion matrix and the reliability diagram; nothing without matplotlib (the ``plots`` extra)."""
-    if not plotting.installed():
+    """Draw the confusion matrix and the reliability diagram; nothing without test images or matplotlib (the ``plots`` extra)."""
+    if probe.outcome.accuracy is None or not plotting.installed():
         return []
     figure, axes = plotting.subplots(1, 2, figsize=(11, 5), width_ratios=(1.2, 1))
     _confusion(axes[0], probe)

@@ -40,8 +40,9 @@ class LabeledSplit:
     class_names: tuple[str, ...]
 
     def parts(self, task: Task) -> tuple[Tensor, ...]:
-        """The images whose features a probe needs, the test images last; a supervised model already has its classifier."""
-        return (self.test,) if task.supervised else (self.train, self.test)
+        """The images whose features a probe needs, test images last; a supervised model needs none to be trained."""
+        wanted = (self.test,) if task.supervised else (self.train, self.test)
+        return tuple(part for part in wanted if len(part))
 
 
 def client_extractor(task: Task, bits: int, payload: bytes, size: int) -> fx.GraphModule:

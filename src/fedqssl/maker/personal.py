@@ -45,11 +45,11 @@ def device_model(run: FinishedRun, name: str, settings: ProbeSettings | None = N
 
 def device_file(
     task: Task, name: str, bits: int, payload: bytes, train: Labeled, test: Labeled, class_names: Sequence[str]
-) -> tuple[bytes, float]:
+) -> tuple[bytes, float | None]:
     """The device file of a client of a fleet, made on its own machine from its final model and its own labels.
 
     Returns:
-        The file, and the accuracy on the test images.
+        The file, and the accuracy on the test images, if there are any.
     """
     data = LabeledSplit(*train, *test, tuple(class_names))
     extractor = client_extractor(task, bits, payload, train[0].shape[2])

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedqssl.evaluation.classifier import fit_classifier
@@ -118,7 +119,9 @@ def probe_client(run: FinishedRun, name: str, settings: ProbeSettings | None = N
 
 
 def probe_controls(probe: Probe, data: LabeledSplit) -> Mapping[str, float]:
-    """What simple classifiers make of the same images and labels."""
+    """What simple classifiers make of the same images and labels; nothing without test images."""
+    if not len(data.test):
+        return {}
     train, test = (data.train[probe.kept], data.train_labels[probe.kept]), (data.test, data.test_labels)
     return measure_controls(*train, *test, len(data.class_names)).to_json()
 
@@ -142,19 +145,21 @@ def fit_probe(
         settings: how to fit, and on which share of the labels.
     """
     settings = settings or ProbeSettings()
-    labels, asked, classifier = data.train_labels, features[-1], None
+    labels, asked, classifier = data.train_labels, features[-1] if len(data.test) else None, None
     classes, purpose = len(data.class_names), settings.purpose()
     kept = few(labels, settings.share, generator(task.seed, "few labels", name, *purpose))
+    shares = torch.empty(0, classes)
     if task.supervised:
-        shares = asked.softmax(1)
+        shares = shares if asked is None else asked.softmax(1)
     else:
         known, labels = features[0][kept], labels[kept]
-        if settings.method == "knn":
-            shares = knn_probabilities(known, labels, asked, classes)
-        else:
+        if settings.method == "linear":
             seed = derived_seed(task.seed, "local probe", name, *purpose)
             classifier = fit_classifier(task.classifier, known, labels, classes, bits, seed)
+        if asked is not None and classifier is not None:
             shares = classifier.logits(asked).softmax(1)
+        elif asked is not None:
+            shares = knn_probabilities(known, labels, asked, classes)
     counts = tuple(labels.bincount(minlength=classes).tolist())
     judged = outcome(shares, data.test_labels)
     return Probe(name, bits, settings, data.class_names, len(labels), counts, judged, classifier, kept)

@@ -41,7 +41,8 @@ def clients(run: RunData, theme: Theme) -> Section:
     """Accuracy of every client against its bits and its data."""
     known = [c for c in run.clients if isfinite(c.accuracy)]
     if not known:
-        ended = "These data have no labels, so accuracy cannot be compared."
+        why = "These data have no labels" if run.labels is None else "No images were held out"
+        ended = f"{why}, so accuracy cannot be compared."
         return Section(empty=ended if run.result is not None else "Local accuracy is measured when the run ends.")
     figures = [_by_bits(known, theme), _by_images(known, theme), _by_classes(known, theme), _gains(known, theme)]
     return Section(figures, _verdict(known))

@@ -12,6 +12,7 @@ from typing import Any
 from fedqssl import files
 from fedqssl.config import RunConfig, load_run_config
 from fedqssl.config.load import accuracy_settings
+from fedqssl.data.from_config import settled
 from fedqssl.runs.result import RunResult
 
 AGAIN = "restore it, or delete the run to have it run again"
@@ -56,7 +57,8 @@ def state_of(cell: Cell, out: Path) -> State:
     folder = cell.folder(out)
     if not (folder / "config.toml").is_file():
         return State.NEW
-    differing = differences(load_run_config(folder), cell.config)
+    found = load_run_config(folder)
+    differing = differences(found, cell.config) and differences(found, settled(cell.config)[0])
     if differing:
         raise CellError(
             f"{folder} was run with other settings ({'; '.join(differing)}); choose another --out, or delete that folder"

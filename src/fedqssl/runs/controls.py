@@ -13,7 +13,7 @@ from fedqssl.federated.server import settle
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.state import State, read_state
 from fedqssl.lowbit import to_bytes
-from fedqssl.runs.evaluate import Which, client_accuracy, global_accuracy, has_labels, knn_monitor, some
+from fedqssl.runs.evaluate import Which, client_accuracy, global_accuracy, held_out, knn_monitor, some, unmeasured
 from fedqssl.runs.round import full_precision
 
 CONTROL_IMAGES = 4000
@@ -24,24 +24,26 @@ Accuracies = Mapping[str, float]
 
 
 def run_controls(context: Context, pool: Pool[Any]) -> tuple[Accuracies | None, dict[str, Accuracies]]:
-    """Controls of the global accuracy and, in a simulation, of each client's; nothing without labels, or if not asked for."""
+    """Controls of the global accuracy and, in a simulation, of each client's; only where that accuracy is measured."""
     if not _wanted(context):
         return None, {}
-    names = sorted(context.bits, key=lambda n: (-context.sizes[n], n)) if isinstance(context, Simulation) else []
+    names = held_out(context)
     models: dict[str, bytes | None] = dict.fromkeys(["", *names])
     if not context.task.supervised:  # whose untrained classifier would be a guess
         state = _untrained(context)
         models[""] = to_bytes(full_precision(context, state))
         if names:
             models |= ServerOperators(context, pool, 0, 0.0, 0.0, None).round_to_bits(state)
-    jobs: dict[tuple[Which, str], tuple[Which, str, bytes | None]] = {("global", ""): ("global", "", models[""])}
+    jobs: dict[tuple[Which, str], tuple[Which, str, bytes | None]] = {}
+    if len(context.test):
+        jobs["global", ""] = "global", "", models[""]
     jobs |= {("local", name): ("local", name, models[name]) for name in names}
     found = pool.run("controls", _controls, jobs)
-    return found["global", ""], {name: found["local", name] for name in sorted(names)}
+    return found.get(("global", "")), {name: found["local", name] for name in sorted(names)}
 
 
 def _wanted(context: Context) -> bool:
-    return has_labels(context) and context.config.evaluation.controls == "all"
+    return not unmeasured(context) and context.config.evaluation.controls == "all"
 
 
 def _controls(context: Context, which: Which, name: str, model: bytes | None) -> Accuracies:

@@ -24,9 +24,21 @@ MONITOR_IMAGES = 1000
 COLLAPSE_IMAGES = 256
 
 
-def has_labels(context: Context) -> bool:
-    """Whether accuracies can be measured."""
-    return context.train.labels is not None and context.test.labels is not None
+def unmeasured(context: Context) -> str | None:
+    """Why neither the global accuracy nor a client's can be measured, in a sentence; None if one can."""
+    if context.train.labels is None or context.test.labels is None:
+        return "the data have no labels, so accuracy cannot be measured"
+    if len(context.test) or held_out(context):
+        return None
+    return "no images are held out (evaluation.holdout), so accuracy is not measured"
+
+
+def held_out(context: Context) -> list[str]:
+    """Clients with labeled held-out images in this place, those with most training images first."""
+    if not isinstance(context, Simulation) or context.train.labels is None:
+        return []
+    names = (name for name, split in context.partition.clients.items() if len(split.test))
+    return sorted(names, key=lambda name: (-context.sizes[name], name))
 
 
 def load(task: Task, bits: int, payload: bytes) -> fx.GraphModule:
@@ -40,7 +52,7 @@ def load(task: Task, bits: int, payload: bytes) -> fx.GraphModule:
 def knn_monitor(context: Context, aggregated: fx.GraphModule) -> float | None:
     """A cheap indicator for each round: kNN accuracy of the aggregated model on a subset of the images."""
     train, test = context.train, context.test
-    if train.labels is None or test.labels is None:
+    if train.labels is None or test.labels is None or not len(test):
         return None
     encoder = context.task.extractor(aggregated, train.images.shape[-1])
     known, asked = (some(len(part.images), MONITOR_IMAGES) for part in (train, test))
@@ -117,19 +129,19 @@ def _accuracy(context: Context, which: Which, name: str, bits: int, payload: byt
 def evaluate(
     context: Context, pool: Pool[Any], models: Mapping[str, bytes], own: Mapping[str, bytes]
 ) -> tuple[float | None, dict[str, float]]:
-    """Global accuracy, the mean over ``models``, and the local accuracy of each client's ``own`` model; nothing without labels.
+    """Global accuracy, the mean over ``models``, and the local accuracy of each client's ``own`` model.
 
-    Models are named after their clients; the aggregated one has no name.
+    Models are named after their clients; the aggregated one has no name. What has no labels or no test images is not measured.
     """
-    if not has_labels(context):
+    if unmeasured(context):
         return None, {}
-    size = context.sizes
-    jobs: dict[tuple[Which, str], bytes] = {("global", n): models[n] for n in sorted(models)}
-    jobs |= {("local", n): own[n] for n in sorted(own, key=lambda n: (-size[n], n))}
+    jobs: dict[tuple[Which, str], bytes] = {("global", n): models[n] for n in sorted(models) if len(context.test)}
+    jobs |= {("local", n): own[n] for n in held_out(context) if n in own}
     bits = {**context.bits, "": 32}
     found = pool.run("evaluation", _accuracy, {key: (*key, bits[key[1]], data) for key, data in jobs.items()})
-    shares = [found["global", n] for n in sorted(models)]
-    return sum(shares) / len(shares), {n: found["local", n] for n in sorted(own)}
+    shares = [found[key] for key in jobs if key[0] == "global"]
+    local = {n: found[which, n] for which, n in sorted(jobs) if which == "local"}
+    return sum(shares) / len(shares) if shares else None, local
 
 
 def own_accuracy(task: Task, name: str, bits: int, payload: bytes, train: Labeled, test: Labeled) -> float:

@@ -9,7 +9,7 @@ from fedqssl.federated.context import Context
 from fedqssl.federated.protocol import protocol
 from fedqssl.runs.controls import run_controls, steps_taken
 from fedqssl.runs.equipment import Equipment
-from fedqssl.runs.evaluate import evaluate, has_labels
+from fedqssl.runs.evaluate import evaluate, unmeasured
 from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
 from fedqssl.runs.plots import draw
 from fedqssl.runs.result import ClientResult, RunResult, percent
@@ -20,7 +20,8 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
     """Evaluate, hand every client its model, write the result."""
     config, folder, progress = context.config, equipment.folder, equipment.progress
     accuracies = equipment.accuracies
-    progress.say("evaluating" if has_labels(context) else "the data have no labels, so accuracy cannot be measured")
+    why = unmeasured(context)
+    progress.say(why or "evaluating")
     own = checkpoint.payloads
     if context.task.supervised:  # section 8: the client's own model after local training
         rate = learning_rate(config, config.rounds - 1)
@@ -60,7 +61,7 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
     figures = draw(context, folder)
     if not figures:
         progress.say("no plots; for curves.png and partition.png install matplotlib: pip install 'fedqssl[plots]'")
-    folder.write("summary.md", summary(result, figures))
+    folder.write("summary.md", summary(result, figures, why))
     folder.write("result.json", result.to_json())
     return result
 
@@ -83,10 +84,11 @@ def _hand_out(
     return ClientResult(context.bits[name], context.sizes[name], accuracy, totals.up.get(name, 0), received)
 
 
-def summary(result: RunResult, figures: list[str]) -> str:
-    """``summary.md``."""
+def summary(result: RunResult, figures: list[str], unmeasured: str | None = None) -> str:
+    """``summary.md``; ``unmeasured`` says why there are no accuracies."""
     lines = [f"# {result.headline()}", "", f"Protocol `{result.protocol}`, seed {result.seed}.", ""]
     lines += [line for line in (result.verdict(), "") if result.controls is not None]
+    lines += [f"{unmeasured[0].upper()}{unmeasured[1:]}.", ""] if unmeasured else []
     lines += ["| client | bits | images | local accuracy | untrained | best control | bytes up | bytes down |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for name, c in result.clients.items():

@@ -18,6 +18,7 @@ from fedqssl import __version__
 from fedqssl.config import RunConfig, load_run_config, to_toml
 from fedqssl.config.keys import nearest
 from fedqssl.cost.planner import with_device_bits
+from fedqssl.data.from_config import settled
 from fedqssl.data.images import DataWarning
 from fedqssl.engines.engine import Engine
 from fedqssl.engines.flower import check_flower
@@ -73,9 +74,12 @@ def start(
     """
     _check(config)
     RunFolder.check_new(out, overwrite)
+    config, said = settled(config)
     config = with_device_bits(config)
     config = config.model_copy(update={"data": absolute(config.data)})  # so that it can be resumed from anywhere
     progress = progress or Progress(say)
+    for line in said:
+        progress.say(line)
     context, warned = _loaded(config, progress)
     check_model(context)
     try:
@@ -86,7 +90,7 @@ def start(
         folder.write("config.toml", to_toml(config))  # last: what has a config.toml can be resumed
     except OSError as error:
         raise RunError(f"{out} cannot be written ({error.strerror or error}); choose another --out") from error
-    for line in warned:
+    for line in (*said, *warned):
         folder.log(line)
     return run_to_end(context, folder, progress)
 

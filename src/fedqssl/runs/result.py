@@ -39,7 +39,7 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The figures of a finished run; accuracies are None where there are no labels, ``controls`` where none were measured.
+    """The figures of a finished run; accuracies and ``controls`` are None where they were not measured.
 
     ``steps`` is how many training steps, one after the other, its model is made of; ``knn_gain`` its last kNN accuracy minus the
     untrained network's.
@@ -124,5 +124,5 @@ class RunResult:
 
 
 def percent(value: float | None) -> str:
-    """``45.0%``, or ``no labels``."""
-    return "no labels" if value is None else f"{100 * value:.1f}%"
+    """``45.0%``, or ``not measured``."""
+    return "not measured" if value is None else f"{100 * value:.1f}%"
