@@ -109,7 +109,7 @@ def test_an_algorithm_of_ones_own(monkeypatch, tmp_path):
     path = tmp_path / "ledger.json"
     words = (*SMALL, "algorithm=my_algorithm:OWN", "--no-measure", "--target-bytes", "1 MB")
     out = run(*words, "--detail", "--json", str(path))
-    assert "my_algorithm:OWN" in out and "train without clients" in out and out.splitlines()[-2].startswith("bits=")
+    assert "my_algorithm:OWN" in out and "train one model" in out and out.splitlines()[-2].startswith("bits=")
     costs = json.loads(path.read_text())
     assert {client["bytes_up"] for client in costs["clients"].values()} == {1234}
     assert costs["work"]["buffer_epochs"] == 3 and costs["server"]["train"] > 0
@@ -124,3 +124,12 @@ def test_bad_input(capsys, tmp_path):
     assert "is a folder" in fails(capsys, "plan", "smoke", "--json", str(tmp_path))
     (tmp_path / "d.toml").write_text("[clients.client-77]\nmemory = 1\n")
     assert "no such client" in fails(capsys, "plan", "smoke", "--devices", str(tmp_path / "d.toml"))
+
+
+def test_the_steps_of_the_final_model():
+    flat = " ".join(run(*SMALL, "--no-measure", "local_steps=40", "server.steps=100", "rounds=3").split())
+    each = 3 * (40 + 100 // 4 + 1)  # a quarter for each model, and an epoch of re-quantization: the buffer is one batch
+    assert f"made of {each} training steps, one after another: 3 x (40 on a client + 26 on the server)" in flat
+    assert "3 rounds of 40 steps" in flat
+    alone = " ".join(run(*SMALL, "--no-measure", "algorithm=server_only", "server.steps=100").split())
+    assert "2 x (0 on a client + 101 on the server)" in alone

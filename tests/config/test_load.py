@@ -126,3 +126,24 @@ def test_a_retired_setting_of_an_older_run(tmp_path):
     with pytest.raises(ConfigError, match="unknown setting 'client_gpus'"):
         load_config("smoke", ["client_gpus=0"])
     assert not set(RETIRED) & set(known_keys())
+
+
+def test_a_later_layer_that_names_steps_or_epochs_replaces_the_other(tmp_path):
+    def lengths(config):
+        return config.local_epochs, config.local_steps, config.server.dequantize_epochs, config.server.steps
+
+    assert lengths(load_config("quickstart")) == (2, None, 1, None)
+    steps = load_config("quickstart", ["local_steps=40", "server.steps=100"])
+    assert lengths(steps) == (None, 40, None, 100) and reread(steps, tmp_path) == steps
+    saved = tmp_path / "config.toml"
+    assert "local_epochs" not in saved.read_text() and "dequantize_epochs" not in saved.read_text()
+    assert lengths(load_config(saved, ["local_epochs=3"])) == (3, None, None, 100)
+    assert lengths(load_config(saved, {"server": {"dequantize_epochs": 0}})) == (None, 40, 0, None)
+    assert lengths(load_config(saved, ["local_steps=none"])) == (1, None, None, 100)
+    assert lengths(load_config("quickstart", ["local_steps=none"])) == (2, None, 1, None)
+    with pytest.raises(ConfigError, match="local_steps and local_epochs exclude each other; remove one"):
+        load_config("quickstart", ["local_steps=4", "local_epochs=1"])
+    saved.write_text("[server]\nsteps = 3\ndequantize_epochs = 1\n")
+    with pytest.raises(ConfigError, match=r"config\.toml: server\.steps and server\.dequantize_epochs exclude"):
+        load_config(saved)
+    assert lengths(load_config(saved, ["server.steps=5"])) == (1, None, None, 5)

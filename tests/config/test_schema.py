@@ -6,17 +6,18 @@ import pytest
 from pydantic import ValidationError
 
 from fedqssl.config import ConfigError, RunConfig
-from fedqssl.config.schema import known_keys, make_config, parse_bits
+from fedqssl.config.keys import INSTEAD, flat
+from fedqssl.config.schema import ServerConfig, known_keys, make_config, parse_bits
 from fedqssl.lowbit import LowBitOptions, LowBitSGD
 
 KEYS = """data data_dir on_bad devices clients bits partition beta classes_per_client minority images rounds local_epochs
 batch_size lr lr_schedule fraction min_clients buffer_ratio model width objective algorithm seed threads workers engine track
-client_cpus deadline image_size group evaluation.holdout
+client_cpus deadline local_steps server.steps image_size group evaluation.holdout
 ssl.temperature server.dequantize_epochs server.requantize_epochs server.lr server.optimizer server.momentum server.optimizer_lr
 server.ema aggregation.temperature lowbit.weights lowbit.rule
 lowbit.scale
 lowbit.rounding lowbit.activation_clip fedprox.mu evaluation.knn_every evaluation.probe_images
-evaluation.controls evaluation.classifier
+evaluation.controls evaluation.classifier evaluation.probe
 views.preset views.scale views.ratio views.flip views.brightness views.contrast views.saturation views.hue views.jitter
 views.grayscale views.size features"""
 
@@ -112,7 +113,7 @@ def test_unknown_names_in_tables_and_far_from_all():
 
 
 def test_a_table_is_not_a_value():
-    assert "server.dequantize_epochs, server.requantize_epochs" in fails(server=3)
+    assert "server.dequantize_epochs, server.steps, server.requantize_epochs" in fails(server=3)
 
 
 @pytest.mark.parametrize(
@@ -143,3 +144,31 @@ def test_wrong_values_are_named(values, says):
 def test_none_takes_a_limit_away():
     config = make_config({"images": "none", "server.lr": "None", "data_dir": "none"})
     assert config.images is None and config.server.lr is None and config.data_dir is None
+
+
+@pytest.mark.parametrize(("new", "old"), INSTEAD.items())
+def test_epochs_or_steps_but_not_both(new, old):
+    def both(config):
+        values = flat(config.model_dump())
+        return values[new], values[old]
+
+    assert both(make_config({})) == both(make_config({new: "none", old: None})) == (None, 1)
+    assert both(make_config({old: 3})) == both(make_config({old: "3", new: "none"})) == (None, 3)
+    assert both(make_config({new: 40})) == both(make_config({new: "40", old: "none"})) == (40, None)
+    assert fails(**{new: 40, old: 3}) == f"{new} and {old} exclude each other; remove one of them"
+    again = make_config({new: 40})
+    assert make_config(again.model_dump()) == again
+    assert "greater than or equal to 1" in fails(**{new: 0})
+
+
+def test_a_table_of_the_server_may_be_given_as_an_object():
+    config = RunConfig(server=ServerConfig(steps=7))
+    assert (config.server.steps, config.server.dequantize_epochs) == (7, None)
+    assert RunConfig(server=config.server) == config
+
+
+def test_local_work_in_words():
+    words = [
+        make_config(values).local_work for values in ({}, {"local_epochs": 2}, {"local_steps": 1}, {"local_steps": 40})
+    ]
+    assert words == ["1 epoch", "2 epochs", "1 step", "40 steps"]

@@ -107,11 +107,40 @@ def test_no_dequantization_epochs_is_one_forward_pass():
     assert sum(found.server.requantize.values()) == 0
 
 
+def test_steps_count_alike_for_clients_and_server():
+    """As many steps as the epochs have cost the same, and each of two models gets half of the server's."""
+    epochs = ledger(config("server.dequantize_epochs=3"), Sizes({"client-00": 40, "client-01": 40}, buffer=70))
+    steps = ledger(config("local_steps=1", "server.steps=12"), Sizes({"client-00": 40, "client-01": 40}, buffer=70))
+    assert steps.clients == epochs.clients and steps.server == epochs.server
+    more = ledger(config("local_steps=5"), SIZES).clients["client-00"]
+    assert more.steps == 5 and more.operations == epochs.bitwidths[4].operations(32) * 5
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        (["algorithm=fed_qssl"], 2 + 2),  # de-quantization and re-quantization: an epoch of two steps each
+        (["algorithm=fed_qssl", "bits=32,32"], 2),
+        (["algorithm=fed_qssl", "server.steps=11"], 5 + 2),  # half of them for each of two models
+        (["algorithm=fed_simclr"], 0),
+        (["algorithm=fed_refine"], 2 * 2),
+        (["algorithm=fed_refine", "server.steps=11"], 11),
+        (["algorithm=server_only"], 2 * 2 + 2),
+        (["algorithm=server_only", "server.steps=11"], 11 + 2),
+        (["algorithm=central"], 4 + 2),  # 140 images
+        (["algorithm=central", "local_steps=7"], 2 * 7 + 2),
+    ],
+)
+def test_steps_of_the_server_that_follow_each_other(words, steps):
+    assert ledger(config(*words), SIZES).server.steps == steps
+
+
 @pytest.mark.parametrize(
     ("algorithm", "trains", "traffic", "server"),
     [
         ("fed_qssl", True, True, {"dequantize_epochs": 2, "requantize_epochs": 1}),
         ("fed_simclr", True, True, {"dequantize_epochs": None, "averages": True}),
+        ("fed_refine", True, True, {"buffer_epochs": 2 * 4, "requantize_epochs": 0, "averages": True}),
         ("local_only", True, False, {"averages": False}),
         ("server_only", False, False, {"buffer_epochs": 2 * 4}),
         ("central", False, False, {"union_epochs": 1}),

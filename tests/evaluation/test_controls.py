@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from fedqssl.data.digits import digits
-from fedqssl.evaluation.controls import WORDS, Controls, best_control, hog, measure_controls, raw_pixels, verdict
+from fedqssl.evaluation.controls import (
+    SHORT,
+    WORDS,
+    Controls,
+    Measured,
+    best_control,
+    hog,
+    knn_warning,
+    measure_controls,
+    raw_pixels,
+    verdict,
+)
 
 
 def stripes(angle: float, n: int = 1, size: int = 32) -> torch.Tensor:
@@ -93,13 +104,39 @@ def test_directions_are_what_hog_sees_and_pixels_do_not():
 def test_a_sentence_says_whether_it_was_worth_it():
     controls = Controls(0.1, 0.12, 0.485, 0.81).to_json()
     assert best_control(controls) == ("hog", 0.81)
-    wanted = "The global accuracy of 90.0% beats the best control, logistic regression on HOG features (81.0%)."
-    assert verdict(0.9, controls) == wanted
-    assert "does not beat" in verdict(0.81, controls) and "try more rounds" in verdict(0.5, controls)
-    assert "commonest class" in verdict(0.5, {"chance": 0.1, "commonest": 0.9})
-    assert "guessing" in verdict(0.3, {"chance": 0.5, "untrained": 0.4})
-    assert "the untrained network (60.0%)" in verdict(0.5, {"untrained": 0.6, "pixels": 0.5})
-    assert WORDS.keys() == {*controls, "untrained"}
+    good, tie = Measured("global accuracy", 0.9, controls), Measured("mean local accuracy", 0.81, controls)
+    hog = "logistic regression on HOG features (81.0%)"
+    assert verdict([good], 10, -0.5) == f"The global accuracy of 90.0% beats the best control, {hog}."
+    both = f"The global accuracy of 90.0% beats the best control, {hog}; the mean local accuracy of 81.0% does not beat {hog}."
+    assert verdict([good, tie]).startswith(both)
+    for words, found in (
+        ("commonest class", {"chance": 0.1, "commonest": 0.9}),
+        ("guessing", {"chance": 0.6, "untrained": 0.4}),
+        ("the untrained network (60.0%)", {"untrained": 0.6, "pixels": 0.5}),
+    ):
+        assert words in verdict([Measured("global accuracy", 0.5, found)])
+    assert WORDS.keys() == SHORT.keys() == {*controls, "untrained"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "gain", "advice"),
+    [
+        (92, -0.1, "Train longer first: its model is made of only 92 steps"),
+        (900, -0.1, "views.preset) and a smaller ssl.temperature"),
+        (900, 0.1, "a larger width, or other features"),
+        (None, None, "a larger width, or other features"),
+    ],
+)
+def test_advice_depends_on_what_happened(steps, gain, advice):
+    found = verdict([Measured("global accuracy", 0.3, {"chance": 0.5})], steps, gain)
+    assert advice in found and found.count(". ") == 1
+
+
+def test_knn_below_the_untrained_networks_is_a_warning():
+    words = knn_warning(0.225, 0.295)
+    assert words is not None and "22.5%" in words and "29.5%" in words and "views.preset" in words
+    assert knn_warning(0.294, 0.295) is knn_warning(0.4, 0.295) is None
+    assert knn_warning(None, 0.3) is knn_warning(0.2, None) is knn_warning(math.nan, 0.3) is None
 
 
 def test_wrong_input_says_so():

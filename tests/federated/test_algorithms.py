@@ -19,11 +19,12 @@ from fedqssl.federated.client import local_update
 from fedqssl.federated.perform import perform
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.server.operators import ServerOperators
-from fedqssl.federated.state import read_payload, read_state
+from fedqssl.federated.state import read_payload, read_state, write_state
 from fedqssl.federated.task import batches
 from fedqssl.federated.updates import decode_update
 from fedqssl.lowbit import ContainerError, LowBitSGD, Precision, load_bytes, to_bytes, to_lowbit
 from fedqssl.lowbit.container import read_header
+from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant import compand_codes
 from fedqssl.runs.round import first_checkpoint
 from fedqssl.ssl.views import two_views
@@ -118,7 +119,7 @@ def test_one_short_file_each_with_a_citation_on_top(name):
 
 def test_labels_reach_supervised_clients_and_no_other(monkeypatch):
     seen = []
-    monkeypatch.setattr("fedqssl.federated.client.train_epoch", lambda *given: seen.append(given[5]) or 0.0)
+    monkeypatch.setattr("fedqssl.federated.client.train_steps", lambda *given: seen.append(given[6]) or [0.0])
     for name, algorithm in ALGORITHMS.items():
         context = tiny_context(algorithm=name)
         data = context.client("client-01")
@@ -302,18 +303,83 @@ def test_fed_paq_adds_the_mean_of_the_decoded_updates():
         assert torch.allclose(got[key].double(), want, rtol=1e-3, atol=1e-6), key  # batch norm travels in 16 bits
 
 
+def refined_by_hand(context, w: dict, steps: int) -> dict:
+    """``steps`` steps on the buffer by torch's own SGD, epoch after epoch, from the state ``w``."""
+    model = context.task.converted(32)
+    write_state(model, w)
+    opt, draws = torch.optim.SGD(model.parameters(), lr=context.config.lr), generator(context.config.seed, "buffer", 0)
+    model.train()
+    done = 0
+    while done < steps:
+        for index in batches(len(context.buffer()), context.config.batch_size, draws)[: steps - done]:
+            opt.zero_grad()
+            context.task.loss(model(two_views(context.buffer()[index], draws))).backward()
+            opt.step()
+            done += 1
+    return {**w, **read_state(model)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [({"server.steps": 5}, 5), ({"server.dequantize_epochs": 2}, 2 * 2 * 3), ({"server.dequantize_epochs": 0}, 0)],
+)
+def test_fed_refine_by_hand(settings, steps):
+    """w = sum of shares, then steps on the buffer (epochs: as many as Fed-QSSL takes for three models), then nearest codes."""
+    context = tiny_context(algorithm="fed_refine", images=400, partition="dirichlet", beta=0.5, **settings)
+    assert context.task.steps(len(context.buffer())) == 2 and len(set(context.sizes.values())) == 3
+    object.__setattr__(context, "uploads", {})
+    after, (line,) = rounds_of(context, **BACKWARDS)
+    total = sum(context.sizes.values())
+    w = {}
+    for name in CLIENTS:
+        for key, x in read_payload(context.uploads[name], context.bits[name], context.task).items():
+            holders = [n for n in CLIENTS if context.bits[n] != 32 or not key.endswith((".low", ".high"))]
+            share = context.sizes[name] / sum(context.sizes[n] for n in holders)
+            w[key] = w.get(key, 0) + x.double() * share
+    want = refined_by_hand(context, {key: x.float() for key, x in w.items()}, steps)
+    got = read_payload(after.aggregated, 32, context.task)
+    assert all(
+        torch.allclose(got[key], want[key], rtol=2e-3, atol=1e-5) for key in got
+    )  # batch norm travels in 16 bits
+    assert line["weights"] == {name: context.sizes[name] / total for name in CLIENTS}
+    assert (line["server_loss"] is None) == (steps == 0)
+    plain, _ = rounds_of(
+        tiny_context(**{**settings, "algorithm": "fed_simclr"}, images=400, partition="dirichlet", beta=0.5)
+    )
+    assert (after.payloads == plain.payloads) == (steps == 0)
+    rounded = context.task.converted(4)
+    write_state(rounded, want)
+    kept = context.task.converted(4)
+    load_bytes(kept, after.payloads["client-00"])
+    same = [torch.equal(a, b) for a, b in zip(codes_of(kept), codes_of(rounded), strict=True)]
+    assert same and all(same)
+
+
+def codes_of(model) -> list[torch.Tensor]:
+    return [module.unpacked() for module in model.modules() if isinstance(module, LowBitWeight)]
+
+
 def test_server_only_works_as_much_as_fed_qssls_server_and_on_the_buffer_alone():
     seen = []
 
     class Spy(ServerOperators):
-        def train(self, state, where, epochs):
-            seen.append((where, epochs))
-            return super().train(state, where, epochs)
+        def train(self, state, where, epochs=None, *, steps=None):
+            seen.append((where, epochs, steps))
+            return super().train(state, where, epochs, steps=steps)
 
-    rounds_of(tiny_context(algorithm="server_only", **{"server.dequantize_epochs": 2}), operators=Spy)
+    tiny_buffer = tiny_context(algorithm="server_only", images=400, **{"server.dequantize_epochs": 2})
+    assert tiny_buffer.task.steps(len(tiny_buffer.buffer())) == 2
+    rounds_of(tiny_buffer, operators=Spy)
+    rounds_of(tiny_context(algorithm="server_only", **{"server.steps": 5}), operators=Spy)
+    rounds_of(tiny_context(algorithm="central", local_steps=2), operators=Spy)
     context = tiny_context(algorithm="central", local_epochs=3)
     rounds_of(context, operators=Spy)
-    assert seen == [("buffer", 6), ("everywhere", 3)]
+    assert seen == [
+        ("buffer", None, 2 * 2 * 3),  # two epochs of two steps for each of three clients
+        ("buffer", None, 5),
+        ("everywhere", None, 2 * 3),  # as many as the three clients take
+        ("everywhere", 3, None),
+    ]
     split = context.partition
     theirs = sorted(set().union(*(c.train.tolist() for c in split.clients.values())))
     assert not set(theirs) & set(split.buffer.tolist())

@@ -23,12 +23,12 @@ def test_rounding_and_views_are_drawn_anew_for_every_client_and_round(monkeypatc
             seeds.append(seed)
             super().__init__(*given, seed=seed, **settings)
 
-    def epoch(model, opt, images, task, draws, labels):
+    def steps(model, opt, images, task, draws, steps, labels):
         views.append(draws.initial_seed())
-        return 0.0
+        return [0.0]
 
     monkeypatch.setattr(client, "LowBitSGD", Noted)
-    monkeypatch.setattr(client, "train_epoch", epoch)
+    monkeypatch.setattr(client, "train_steps", steps)
     for _ in range(2):
         for number in rounds:
             for name in names:
@@ -63,3 +63,24 @@ def test_the_job_is_followed():
     assert metrics.samples == len(data.images) and len(metrics.losses) == job.epochs
     for change in ({"lr": 0.2}, {"epochs": job.epochs + 1}, {"rule": "latent"}, {"rounding": "nearest"}):
         assert local_update(payload, dataclasses.replace(job, **change), data)[0] != plain, change
+
+
+def test_steps_are_those_of_epochs_and_of_any_length():
+    """As many steps as two epochs have give the same bytes; a client with fewer images than a batch takes as many."""
+    context = tiny_context(bits=4, images=160)
+    job, data = context.job(0, 0.1), context.client("client-00")
+    payload = first_checkpoint(context).payloads["client-00"]
+    per_epoch = job.task.steps(len(data.images))
+    assert per_epoch > 1
+    epochs = local_update(payload, dataclasses.replace(job, epochs=2), data)
+    steps = local_update(payload, dataclasses.replace(job, epochs=None, steps=2 * per_epoch), data)
+    assert steps[0] == epochs[0] and steps[1].losses == epochs[1].losses
+    more = local_update(payload, dataclasses.replace(job, epochs=None, steps=2 * per_epoch + 1), data)
+    assert more[0] != epochs[0] and len(more[1].losses) == 3
+    few = dataclasses.replace(data, images=data.images[:5])
+    assert len(local_update(payload, dataclasses.replace(job, epochs=None, steps=4), few)[1].losses) == 4
+
+
+def test_a_run_with_local_steps_asks_for_them():
+    job = tiny_context(local_steps=7).job(0, 0.1)
+    assert (job.epochs, job.steps) == (None, 7)

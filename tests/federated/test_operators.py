@@ -48,18 +48,44 @@ def test_requantized_once_per_bitwidth_for_every_client(context, operators):
 def test_training_on_the_buffer_is_at_the_servers_rate_and_everywhere_at_the_clients(context, operators, monkeypatch):
     asked = []
 
-    def noted(state, images, task, purpose, epochs, lr, done):
-        asked.append((len(images), purpose, epochs, lr))
+    def noted(state, images, task, purpose, steps, lr, done):
+        asked.append((len(images), purpose, steps, lr))
         return state, 0.0
 
     monkeypatch.setattr("fedqssl.federated.server.operators.fine_tune", noted)
     operators.train({}, "buffer", 2)
-    operators.train({}, "everywhere", 1)
+    operators.train({}, "everywhere", 2)
+    operators.train({}, "everywhere", steps=5)
     everyone = sum(context.sizes.values())
+    assert context.task.steps(everyone) > 1
     assert asked == [
-        (len(context.buffer()), ("buffer", ROUND), 2, SERVER_LR),
-        (everyone, ("everywhere", ROUND), 1, LR),
+        (len(context.buffer()), ("buffer", ROUND), 2 * context.task.steps(len(context.buffer())), SERVER_LR),
+        (everyone, ("everywhere", ROUND), 2 * context.task.steps(everyone), LR),
+        (everyone, ("everywhere", ROUND), 5, LR),
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "models", "in_all", "each"),
+    [
+        ({"server.dequantize_epochs": 3}, 3, 3 * 2 * 3, 3 * 2),  # epochs of two steps
+        ({"server.dequantize_epochs": 0}, 3, 0, 0),
+        ({"server.steps": 11}, 3, 11, 3),
+        ({"server.steps": 11}, 1, 11, 11),
+        ({"server.steps": 2}, 3, 2, 1),
+    ],
+)
+def test_the_servers_steps_are_shared_by_the_received_models(settings, models, in_all, each, monkeypatch):
+    context, asked = tiny_context(images=400, **settings), []
+    assert context.task.steps(len(context.buffer())) == 2
+    start = first_checkpoint(context)
+    operators = ServerOperators(context, Pool(context), ROUND, LR, SERVER_LR, start.aggregated)
+    monkeypatch.setattr(
+        "fedqssl.federated.server.operators.dequantize", lambda *given: asked.append(given[5]) or ({}, 0.0)
+    )
+    assert operators.server_steps(models) == in_all
+    assert len(operators.dequantize(dict(list(start.payloads.items())[:models]))) == models
+    assert asked == [each] * models
 
 
 def test_there_is_no_model_before_the_first_aggregate(context):

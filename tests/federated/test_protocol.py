@@ -116,6 +116,15 @@ def test_one_place_has_one_name(tmp_path, monkeypatch):
 
 def test_settings_of_the_server_that_came_later():
     """At their defaults they are no part of the digest (the recorded ones above); otherwise they are."""
-    words = ("server.optimizer=momentum", "server.momentum=0.5", "server.optimizer_lr=0.5", "server.ema=0.9")
+    words = (
+        *(
+            "server.optimizer=momentum",
+            "server.optimizer=fedexp",
+            "server.momentum=0.5",
+            "server.optimizer_lr=0.5",
+            "server.ema=0.9",
+        ),
+        *("server.steps=1", "server.steps=2", "local_steps=1", "local_steps=2"),
+    )
     prints = {protocol(load_config("smoke", [word])) for word in words}
     assert len(prints | {RECORDED["smoke"]["fed_qssl"]}) == len(words) + 1

@@ -8,7 +8,7 @@ import torch
 from fedqssl.federated.randomness import derived_seed, generator
 from fedqssl.federated.server import average, dequantize, requantize, softmax_weights
 from fedqssl.federated.state import read_state, write_state
-from fedqssl.federated.task import Task, batches, train_epoch
+from fedqssl.federated.task import Task, batches, train_epoch, train_steps
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, load_bytes, to_bytes
 from fedqssl.lowbit.container import read_header
 
@@ -58,7 +58,8 @@ def test_a_tensor_that_some_clients_lack_is_averaged_over_the_others():
 @pytest.mark.parametrize("bits", [2, 4, 12, 32])
 def test_dequantize_fine_tunes_what_the_codes_stand_for_and_returns_the_last_epochs_loss(bits):
     payload = to_bytes(TASK.converted(bits))
-    state, loss = dequantize(payload, bits, images(), TASK, round_number=3, epochs=2, lr=0.1)
+    steps = 2 * TASK.steps(len(images()))
+    state, loss = dequantize(payload, bits, images(), TASK, round_number=3, steps=steps, lr=0.1)
     received = TASK.converted(bits)
     load_bytes(received, payload)
     full = TASK.converted(32)
@@ -70,9 +71,9 @@ def test_dequantize_fine_tunes_what_the_codes_stand_for_and_returns_the_last_epo
     assert want and all(torch.equal(state[k], want[k]) for k in want)
 
 
-def test_without_epochs_the_state_is_what_came_and_the_loss_is_measured():
+def test_without_steps_the_state_is_what_came_and_the_loss_is_measured():
     payload = to_bytes(TASK.converted(4))
-    state, loss = dequantize(payload, 4, images(), TASK, 0, epochs=0, lr=0.1)
+    state, loss = dequantize(payload, 4, images(), TASK, 0, steps=0, lr=0.1)
     received = TASK.converted(4)
     load_bytes(received, payload)
     assert all(torch.equal(state[k], v) for k, v in read_state(received).items()) and math.isfinite(loss)
@@ -111,6 +112,29 @@ def test_requantize_fine_tunes_with_float_shadow_weights():
             train_epoch(model, opt, images(), TASK, draws)
         by_rule[rule] = to_bytes(model)
     assert sent == by_rule["latent"] != by_rule["stored"]
+
+
+@pytest.mark.parametrize(("steps", "parts"), [(1, [1]), (2, [2]), (5, [1, 2, 2]), (6, [2, 2, 2])])
+def test_steps_go_on_from_epoch_to_epoch_and_losses_are_of_the_last_epochs_worth(steps, parts):
+    """20 images in batches of 8 make epochs of two steps; the reference takes them one at a time."""
+    model, reference = TASK.converted(32), TASK.converted(32)
+    ended = []
+    losses = train_steps(model, LowBitSGD(model, 0.1), images(), TASK, generator(0, "x"), steps, done=ended.append)
+    opt, draws, each, seen = LowBitSGD(reference, 0.1), generator(0, "x"), [], []
+    reference.train()
+    while len(each) < steps:
+        order = torch.randperm(20, generator=draws)
+        for index in order[:16].view(2, 8)[: steps - len(each)]:
+            loss = TASK.loss(reference(TASK.two_views(images()[index], draws)))
+            loss.backward()
+            opt.step()
+            each.append(loss.item())
+            seen += index.tolist()
+    assert all(len(set(seen[i : i + 16])) == len(seen[i : i + 16]) for i in range(0, len(seen), 16))
+    assert to_bytes(model) == to_bytes(reference)
+    cuts = [each[sum(parts[:i]) : sum(parts[: i + 1])] for i in range(len(parts))]
+    assert losses == pytest.approx([sum(part) / len(part) for part in cuts], rel=1e-12)
+    assert ended == [*range(2, steps, 2), steps]
 
 
 def test_one_epoch_is_full_batches_or_one_small_one():

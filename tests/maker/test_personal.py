@@ -1,10 +1,13 @@
 """Device files are the run's own models, bit for bit, whoever makes them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedqssl.device.format import decode
 from fedqssl.device.model import from_bytes
+from fedqssl.evaluation.controls import measure_controls
 from fedqssl.evaluation.features import extract_features
 from fedqssl.lowbit import load_bytes
 from fedqssl.maker.personal import device_bytes, device_file
@@ -41,6 +44,26 @@ def test_a_fleets_client_makes_the_same_models(finished):
     for title in ("data", "bits", "accuracy"):
         assert manifest.card[title].items() <= expected.card[title].items()
     assert "bytes of the model on the wire" in from_bytes(made).card()
+
+
+def test_the_card_has_the_accuracy_beside_its_controls(finished):
+    """Those of the run if it measured any; else, and for other labels, measured on the images that the classifier saw."""
+    kept = {"chance": 0.25, "commonest": 0.3, "pixels": 0.35, "hog": 0.4, "untrained": 0.123}
+    clients = {n: replace(c, controls=kept) for n, c in finished.result.clients.items()}
+    known = replace(finished, result=replace(finished.result, clients=clients))
+    card = from_bytes(device_bytes(known, "client-01")).card()
+    assert "| accuracy of the untrained network | 12.3% |" in card
+    assert "| accuracy of logistic regression on HOG features | 40.0% |" in card
+    some = ProbeSettings(labels="50%")
+    data, probe = finished.own("client-01"), probe_client(finished, "client-01", some)
+    assert len(probe.kept) == probe.train_images < len(data.train_labels)
+    shown = decode(device_bytes(known, "client-01", some))[0].card["accuracy"]
+    own = measure_controls(
+        data.train[probe.kept], data.train_labels[probe.kept], data.test, data.test_labels, len(data.class_names)
+    )
+    assert own.hog == shown["accuracy of logistic regression on HOG features"] != 0.4
+    assert "accuracy of the untrained network" not in shown
+    assert "accuracy of guessing" in decode(device_bytes(finished, "client-01"))[0].card["accuracy"]
 
 
 def test_no_device_file_without_a_linear_classifier(finished):

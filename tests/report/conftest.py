@@ -37,6 +37,7 @@ def _line(number, names, rounds, draw, rank):
         "client_seconds": 1.5,
         "server_seconds": 2.5,
         "knn": 0.2 + 0.5 * number / rounds + draw.gauss(0, 0.01),
+        "untrained_knn": 0.25,
         "collapse": {"alignment": 0.2, "uniformity": -1.0 - number / rounds, "effective_rank": rank, "dim": 64},
     }
 
@@ -82,7 +83,8 @@ def _finish(folder, config, of, labels, draw):
     found = {}
     for name, b in of.items():
         accuracy = min(1.0, max(0.0, draw.gauss(0.45 + 0.02 * b, 0.12)))
-        found[name] = ClientResult(b, sum(labels[name]["train"]), accuracy, 60_000 * b, 60_000 * b)
+        controls = _controls(draw, draw.gauss(0.4, 0.1))
+        found[name] = ClientResult(b, sum(labels[name]["train"]), accuracy, 60_000 * b, 60_000 * b, controls)
         (folder.path / "clients" / name).mkdir(parents=True)
         write_atomically(folder.path / "clients" / name / "model.fqssl", b"x")
     local = sum(c.local_accuracy for c in found.values()) / len(found)
@@ -101,7 +103,24 @@ def _finish(folder, config, of, labels, draw):
         20.0,
         10**8,
     )
-    folder.write("result.json", RunResult(folder.path, *values, protocol(config)).to_json())
+    result = RunResult(folder.path, *values, protocol(config), _controls(draw, 0.42), 2000, 0.2)
+    folder.write("result.json", result.to_json())
+
+
+def _controls(draw, centre):
+    shares = {n: min(1.0, max(0.0, centre + draw.gauss(0, 0.05))) for n in ("commonest", "pixels", "hog", "untrained")}
+    return {"chance": 0.1, **shares}
+
+
+def _without_controls(path: Path) -> Path:
+    """As an older version left a run."""
+    values = json.loads((path / "result.json").read_text())
+    for part in (values, *values["clients"].values()):
+        part["controls"] = None
+    (path / "result.json").write_text(json.dumps(values))
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps({**v, 'untrained_knn': None})}\n" for v in lines))
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +130,16 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def older(made):
+    """Makes run folders as an older version did, without controls."""
+    return lambda **words: _without_controls(made(**words))
+
+
+@pytest.fixture(scope="session")
 def real(tmp_path_factory) -> Path:
     """The folder of a real run."""
-    config = load_config("smoke", {"model": "small_cnn", "width": 4, "images": 200, "batch_size": 16, "workers": 1})
+    config = load_config(
+        "smoke",
+        {"model": "small_cnn", "width": 4, "images": 200, "batch_size": 16, "workers": 1, "evaluation.controls": "all"},
+    )
     return start(config, tmp_path_factory.mktemp("real") / "run", say=lambda line: None).folder

@@ -17,7 +17,7 @@ from fedqssl.federated.context import build_simulation
 from fedqssl.federated.state import read_payload
 from fedqssl.report import write_report
 from fedqssl.report.clients_section import rank_correlation
-from fedqssl.report.data import read_run
+from fedqssl.report.data import read_run, short_best
 from fedqssl.report.layers import LayerErrors, layer_errors
 from fedqssl.report.overview import differences
 from fedqssl.report.svg import el
@@ -27,6 +27,7 @@ SECTIONS = ["curves", "weights", "clients", "partition", "ledger", "layers", "co
 FIGURES = [
     "loss",
     "accuracy",
+    "controls",
     "dequantize",
     "weights-figure",
     "weights-bits",
@@ -265,14 +266,66 @@ def test_bytes_are_the_results(made):
     assert read_run(path).bytes_moved == 2 * 2 * 2 * 50_000
 
 
-def test_a_tie_with_guessing_is_no_better(made):
-    path = made(clients=3, rounds=1)
+def test_a_tie_with_guessing_is_no_better(older):
+    path = older(clients=3, rounds=1)
     values, run = json.loads((path / "result.json").read_text()), read_run(path)
     for client in run.clients:
         values["clients"][client.name]["local_accuracy"] = client.guess + 3e-8  # a mean in single precision
     (path / "result.json").write_text(json.dumps(values))
     text = report(path)
-    assert "Every client does better" not in text and "No better than always guessing" in text
+    assert "Every client does better" not in text and "No better than their best control" in text
+    assert "(commonest class " in text
+
+
+def test_every_accuracy_has_its_controls(made, tmp_path):
+    """In charts, tiles, tables and words; of a folder of runs, too."""
+    path = made(clients=4, rounds=3)
+    text, run = report(path), read_run(path)
+    best, value = short_best(run.controls["global"])
+    assert f"global, best control: {best} {100 * value:.1f}%" in text and "kNN, untrained: 25.0%" in text
+    assert f"uniform test set; best control {best} {100 * value:.1f}%" in text and "; untrained 25.0%" in text
+    figures = {
+        name: text[text.index(f'data-figure="{name}"') :].partition("</figure>")[0] for name in Page(text).figures
+    }
+    for client in run.clients:
+        best, value = client.best
+        assert value == max(client.controls.values())
+        for name in ("accuracy-bits", "accuracy-images", "accuracy-classes", "gain"):
+            assert f"{client.name}, best control: {best} {100 * value:.1f}%" in figures[name]
+        assert f"<td>{100 * client.untrained:.1f}%</td><td>{100 * value:.1f}% {best}</td>" in text
+    for words in ("this run, global: 61.0%", "HOG, mean local:", "raw pixels, global:", "chance, global: 10.0%"):
+        assert words in figures["controls"]
+    gains = [100 * (c.accuracy - c.untrained) for c in run.clients if c.bits == 4]
+    assert f"Mean gain over the untrained network, in points: 4 bits {sum(gains) / len(gains):+.1f}, " in text
+    shutil.copytree(path, tmp_path / "a")
+    overview = report(tmp_path)
+    assert "best control 4" in overview and "untrained, mean: 25.0%" in overview
+    assert f"{run.clients[0].name}, best control: " in overview
+
+
+def test_a_run_that_was_not_worth_it_says_so_on_top(made):
+    path = made(clients=2, rounds=2)
+    values = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(values | {"global_accuracy": 0.9, "local_accuracy": 0.9}))
+    text = report(path)
+    assert 'class="lead">The global accuracy of 90.0% beats the best control' in text and 'role="alert"' not in text
+    values |= {"global_accuracy": 0.2, "steps": 92}
+    (path / "result.json").write_text(json.dumps(values))
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps({**v, 'knn': 0.2})}\n" for v in lines))
+    text = report(path)
+    alerts = re.findall(r'role="alert">([^<]*)<', text)
+    assert (
+        len(alerts) == 2 and "The global accuracy of 20.0% does not beat" in alerts[0] and "only 92 steps" in alerts[0]
+    )
+    assert alerts[1].startswith("kNN accuracy, 20.0%, is below the untrained network")
+
+
+def test_runs_of_older_versions_have_the_guess(older):
+    path = older(clients=3, rounds=2)
+    page = Page(text := report(path))
+    assert "controls" not in page.figures and "gain" in page.figures and page.open == []
+    assert "best control: commonest class" in text and "untrained network" not in text and "kNN, untrained" not in text
 
 
 def test_damaged_lines_are_left_out(made):

@@ -63,20 +63,26 @@ def test_clients_are_judged_on_their_own_held_out_images(finished, context):
     assert right not in wrong.values()  # else the figures would say nothing
 
 
-def test_the_last_aggregate_is_probed_with_training_labels_and_judged_on_test_images(finished, context):
+@pytest.mark.parametrize("kind", ["cross_validated", "fixed"])
+def test_the_last_aggregate_is_probed_with_training_labels_and_judged_on_test_images(finished, context, kind):
     train, test = context.train, context.test
+    context = tiny_context(**{"evaluation.probe": kind})
     part = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:100]  # evaluation.probe_images
 
     def probed(payload: bytes, known, labels) -> float:
         encoder = feature_extractor(loaded(context, 32, payload))
-        probe = fit_classifier(extract_features(encoder, known), labels, context.task.classes)
-        return share(probe(extract_features(encoder, test.images)).argmax(1), test.labels)
+        x, y = extract_features(encoder, known), extract_features(encoder, test.images)
+        if kind == "fixed":
+            return share(fit_classifier(x, labels, context.task.classes)(y).argmax(1), test.labels)
+        weight, bias = classifier.folded_logistic(x, labels, context.task.classes, torch.Generator().manual_seed(0))
+        return share((y @ weight + bias).argmax(1), test.labels)
 
     last = RunFolder(finished.folder).latest()
     assert last.rounds_done == finished.rounds
     first, _ = rounds_of(context, 1)
     right = probed(last.aggregated, train.images[part], train.labels[part])
-    assert finished.global_accuracy == right
+    assert global_accuracy(context, 32, last.aggregated) == right
+    assert kind == "fixed" or finished.global_accuracy == right
     assert right != probed(first.aggregated, train.images[part], train.labels[part])
     assert right != probed(last.aggregated, test.images, test.labels)
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from fedqssl.evaluation import extract_features, knn_accuracy, linear_probe
+from fedqssl.evaluation import extract_features, knn_accuracy
+from fedqssl.evaluation.classifier import logistic_accuracy
 from fedqssl.models.features import features_of
 from fedqssl.report import write_report
 from fedqssl.runs import start
@@ -40,7 +41,7 @@ def test_accuracies_and_signals_are_of_the_runs_features(pooled, kind, tmp_path)
     assert knn_monitor(context, served) == float(knn_accuracy(x, train.labels[known], y, test.labels[asked]))
     part = some(len(train.images), 100)
     x, y = extract_features(encoder, train.images[part]), extract_features(encoder, test.images)
-    assert result.global_accuracy == linear_probe(x, train.labels[part], y, test.labels, 10).accuracy
+    assert result.global_accuracy == logistic_accuracy(x, train.labels[part], y, test.labels, 10)
     assert "<html" in write_report(result.folder).read_text()
 
 

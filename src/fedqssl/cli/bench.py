@@ -169,6 +169,9 @@ def learning(
     lr: Annotated[float, typer.Option(min=0)] = 1.6,
     width: Width = 16,
     threads: Threads = 1,
+    model: Annotated[str, typer.Option(help="Backbone (fedqssl list models).")] = "resnet18",
+    features: Annotated[str, typer.Option(help="What the probe sees (fedqssl list features).")] = "pooled",
+    views_size: Annotated[int | None, typer.Option(min=8, help="Side of the views; by default the images'.")] = None,
 ) -> None:
     """SimCLR at several bitwidths, paired by seed with fp32: linear-probe accuracy on the whole test set."""
     from fedqssl.data.parquet import read_parquet
@@ -180,7 +183,8 @@ def learning(
     except ValueError:
         raise ValueError("--bits and --seeds take whole numbers separated by commas, like 0,32,4") from None
     images, tests = read_parquet(data, "train"), read_parquet(test or data, "test")
-    recipe = job.Recipe(width=width, epochs=epochs, batch_size=batch_size, lr=lr)
+    given = {"model": model, "features": features, "views_size": views_size}
+    recipe = job.Recipe(width=width, epochs=epochs, batch_size=batch_size, lr=lr, **given)  # type: ignore[arg-type]
     results = job.run_cells(cells, images, tests, out, recipe, LowBitOptions(), typer.echo, threads)
     table = Table("bits", "seeds", "accuracy, %", "minus fp32, points")
     for row in job.summary(results):

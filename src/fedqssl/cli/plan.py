@@ -153,13 +153,14 @@ def _telling(console: Console) -> Iterator[Callable[[str], None]]:
 
 
 def _show(ledger: Ledger, source: str, detail: bool, changed: list[str]) -> None:
-    from fedqssl.cli.plan_tables import detail_tables, headline, notes, plan_tables
+    from fedqssl.cli.plan_tables import depth, detail_tables, headline, notes, plan_tables
     from fedqssl.cost import estimate
 
     console = Console()
     measured = all(width.measured is not None for width in ledger.bitwidths.values())
     times = estimate(ledger) if measured else None
     console.print(headline(ledger, source), markup=False, highlight=False)
+    console.print(depth(ledger), markup=False, highlight=False)
     for line in (*changed, *notes(ledger, times)):
         console.print(f"note: {line}", markup=False, highlight=False)
     console.print()

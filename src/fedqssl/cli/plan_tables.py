@@ -44,12 +44,21 @@ def _span(values: Iterable[float]) -> str:
 def headline(ledger: Ledger, source: str) -> str:
     """What would run, in one line."""
     c = ledger.config
-    epochs = "1 local epoch" if c.local_epochs == 1 else f"{c.local_epochs} local epochs"
     some = ledger.work.participants
     part = f"{some} of {len(ledger.clients)}" if some < len(ledger.clients) else f"{len(ledger.clients)}"
     return (
-        f"{source}: {part} clients, {c.rounds} rounds of {epochs}, {c.algorithm} with {c.model} of "
+        f"{source}: {part} clients, {c.rounds} rounds of {c.local_work}, {c.algorithm} with {c.model} of "
         f"width {c.width}, batch {c.batch_size} x 2 views"
+    )
+
+
+def depth(ledger: Ledger) -> str:
+    """How many training steps that follow each other the final model is made of, in one line."""
+    rounds, server = ledger.config.rounds, ledger.server.steps
+    found = sorted({c.steps for c in ledger.clients.values()})
+    return (
+        f"the final model is made of {_span(rounds * (steps + server) for steps in found)} training steps, one after another: "
+        f"{rounds} x ({_span(found)} on a client + {server:,} on the server)"
     )
 
 
@@ -174,7 +183,7 @@ def server_table(ledger: Ledger) -> Table:
     rows = {
         f"de-quantize {ledger.work.participants} models, full precision": s.dequantize,
         **{f"re-quantize to {bits} bits": ops for bits, ops in s.requantize.items()},
-        "train without clients, full precision": s.train,
+        "train one model, full precision": s.train,
         "average": s.aggregate,
     }
     table = open_table("The server's round", f"on {ledger.sizes.buffer:,} buffer images", "bit operations", "share")

@@ -28,7 +28,7 @@ ScaleName = Annotated[
     str,
     typer.Option(
         metavar="smoke|small|paper",
-        help="smoke: seconds a run, embedded images; small: minutes a run (preset cifar10-small); paper: the paper's own.",
+        help="smoke: seconds a run, embedded images; small: minutes a run; paper: the paper's own.",
     ),
 ]
 Data = Annotated[

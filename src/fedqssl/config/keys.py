@@ -7,6 +7,9 @@ from typing import Any
 
 from fedqssl.imported import closest, nearest
 
+INSTEAD = {"local_steps": "local_epochs", "server.steps": "server.dequantize_epochs"}
+"""Settings that take another's place: exactly one of the two is in force, the other is None."""
+
 
 def nearest_key(name: str, known: Iterable[str]) -> str:
     """As :func:`nearest` for dotted keys: the last part alone counts too (``knn_evry``, ``requantize_epochs``)."""
@@ -38,4 +41,38 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-__all__ = ["flat", "nearest", "nearest_key", "nested"]
+def none(value: object) -> object:
+    """On the command line, ``none`` removes a limit."""
+    return None if isinstance(value, str) and value.strip().lower() == "none" else value
+
+
+def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys of all layers; later ones win, and one of two in ``INSTEAD`` replaces an earlier layer's other one."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for pair in INSTEAD.items():
+            if any(none(layer.get(name)) is not None for name in pair):
+                result = {key: value for key, value in result.items() if key not in pair}
+        result |= layer
+    return result
+
+
+def one_of_two(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings with the one that is not in force set to None, for every pair of ``INSTEAD``.
+
+    Raises:
+        ValueError: both are given.
+    """
+    result = dict(given)
+    for new, old in INSTEAD.items():
+        named = [name for name in (new, old) if none(given.get(name)) is not None]
+        if len(named) == 2:
+            raise ValueError(f"{new} and {old} exclude each other; remove one of them")
+        if named == [new]:
+            result[old] = None
+        elif not named:  # the default of the old one holds
+            result.pop(old, None)
+    return result
+
+
+__all__ = ["INSTEAD", "flat", "layered", "nearest", "nearest_key", "nested", "none", "one_of_two"]

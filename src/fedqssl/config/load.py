@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedqssl.config.keys import flat, nearest
+from fedqssl.config.keys import flat, layered, nearest
 from fedqssl.config.presets import PRESETS
 from fedqssl.config.schema import ConfigError, RunConfig, make_config
 from fedqssl.files import absolute
@@ -25,7 +25,7 @@ _NOT_ACCURACY = (
     "evaluation.controls",
     *("engine", "client_cpus", "deadline"),
 )
-BEFORE: dict[str, object] = {"evaluation.classifier": "sgd"}
+BEFORE: dict[str, object] = {"evaluation.classifier": "sgd", "evaluation.probe": "fixed"}
 """What runs did before a setting existed, where that is not its default: a run's own file that lacks the setting is older."""
 _ONLY_FOR = {"beta": "dirichlet", "classes_per_client": "classes", "minority": "skew"}
 
@@ -50,7 +50,7 @@ def load_config(source: str | Path, overrides: Sequence[str] | Mapping[str, Any]
     if "bits" in changes and "clients" not in changes and not _single(changes["bits"]):
         base.pop("clients", None)
     try:
-        return make_config({**base, **changes})
+        return make_config(layered(base, changes))
     except ConfigError as error:
         where = f"{source}: " if isinstance(source, Path) or source not in PRESETS else ""
         raise ConfigError(f"{where}{error}") from None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedqssl.config.keys import flat, nearest_key, nested
+from fedqssl.config.keys import flat, nearest_key, nested, none, one_of_two
 
 FULL = 32
 MAX_BITS = 16
@@ -20,18 +20,14 @@ class ConfigError(ValueError):
     """A setting is wrong or unknown; the message names it and says what is allowed."""
 
 
-def _none(value: object) -> object:
-    """On the command line, ``none`` removes a limit."""
-    return None if isinstance(value, str) and value.strip().lower() == "none" else value
-
-
 Word = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Epochs = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
-MaybeCount = Annotated[Count | None, BeforeValidator(_none)]
-MaybePositive = Annotated[Positive | None, BeforeValidator(_none)]
-MaybePath = Annotated[Path | None, BeforeValidator(_none)]
+MaybeCount = Annotated[Count | None, BeforeValidator(none)]
+MaybeEpochs = Annotated[Epochs | None, BeforeValidator(none)]
+MaybePositive = Annotated[Positive | None, BeforeValidator(none)]
+MaybePath = Annotated[Path | None, BeforeValidator(none)]
 
 
 def parse_bits(value: object) -> tuple[int, ...]:
@@ -86,18 +82,22 @@ class SslConfig(_Section):
 class ServerConfig(_Section):
     """The server's work on its buffer (``server.*``)."""
 
-    dequantize_epochs: Epochs = 1
-    """Epochs of full-precision fine-tuning for every received model."""
+    dequantize_epochs: MaybeEpochs = 1
+    """Epochs of full-precision fine-tuning for every received model; none if ``server.steps`` is given."""
+    steps: MaybeCount = None
+    """Instead of ``server.dequantize_epochs``: full-precision steps on the buffer in a round, in all. Fed-QSSL divides them
+    equally between the received models (at least 1 each); algorithms that train one model there spend them all on it."""
     requantize_epochs: Epochs = 1
     """Epochs of low-bit fine-tuning of the aggregate, once per bitwidth."""
     lr: MaybePositive = None
     """Learning rate on the server; by default that of the clients."""
-    optimizer: Literal["none", "momentum", "adam"] = "none"
-    """How the server uses the aggregate: adopt it, or step towards it with momentum or Adam (Reddi et al. 2021)."""
+    optimizer: Literal["none", "momentum", "adam", "fedexp"] = "none"
+    """How the server uses the aggregate: adopt it, step towards it with momentum or Adam (Reddi et al. 2021), or step beyond it,
+    the farther the more the clients' steps differ (FedExP, Jhunjhunwala et al. 2023)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """For ``server.optimizer``: beta of momentum, beta1 of Adam."""
     optimizer_lr: MaybePositive = None
-    """For ``server.optimizer``: the step size; by default 1 for momentum and 0.01 for Adam."""
+    """For ``server.optimizer``: the step size, by default 1 for momentum, 0.01 for Adam; for FedExP the largest, by default 3."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Moving average of the aggregate over rounds: the share of the average kept in each round; 0 turns it off."""
 
@@ -145,6 +145,8 @@ class EvaluationConfig(_Section):
     on images without labels holds out none."""
     classifier: Literal["regression", "sgd"] = "regression"
     """How a client's s-bit classifier is made: ``regression`` on the codes that its device sees, or ``sgd`` in its bits."""
+    probe: Literal["cross_validated", "fixed"] = "cross_validated"
+    """Weight decay of the closing linear probe: ``cross_validated`` on the training images, or ``fixed`` at 1e-4."""
 
 
 def _range(value: object) -> object:
@@ -152,8 +154,8 @@ def _range(value: object) -> object:
     return tuple(part.strip() for part in value.strip("[]() ").split(",")) if isinstance(value, str) else value
 
 
-MaybeShare = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(_none)]
-MaybeRange = Annotated[Annotated[tuple[Positive, Positive], BeforeValidator(_range)] | None, BeforeValidator(_none)]
+MaybeShare = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(none)]
+MaybeRange = Annotated[Annotated[tuple[Positive, Positive], BeforeValidator(_range)] | None, BeforeValidator(none)]
 
 
 class ViewsConfig(_Section):
@@ -174,7 +176,7 @@ class ViewsConfig(_Section):
     """Largest change of contrast, as a share."""
     saturation: MaybeShare = None
     """Largest change of saturation, as a share."""
-    hue: Annotated[Annotated[float, Field(ge=0, le=0.5)] | None, BeforeValidator(_none)] = None
+    hue: Annotated[Annotated[float, Field(ge=0, le=0.5)] | None, BeforeValidator(none)] = None
     """Largest turn of the hue, as a share of the colour circle."""
     jitter: MaybeShare = None
     """Probability that a view gets these four changes."""
@@ -243,8 +245,10 @@ class RunConfig(_Section):
 
     rounds: Count = 10
     """Communication rounds."""
-    local_epochs: Count = 1
-    """E: epochs that a client trains in each round."""
+    local_epochs: MaybeCount = 1
+    """E: epochs that a client trains in each round; none if ``local_steps`` is given."""
+    local_steps: MaybeCount = None
+    """Instead of ``local_epochs``: steps that a client trains in each round, however many images it has."""
     batch_size: Annotated[int, Field(ge=2)] = 128
     """Images in a batch; each gives two views."""
     lr: Positive = 0.3
@@ -288,12 +292,12 @@ class RunConfig(_Section):
         """Accept dotted keys; reject unknown ones and suggest the nearest name; a list of bits alone sets ``clients``."""
         if not isinstance(values, Mapping):
             return values
-        given = flat({name: _tables(value) for name, value in values.items()})
+        given = flat({name: _tables(value, given=True) for name, value in values.items()})
         check_names(given)
         if "bits" in given and "clients" not in given:
             bits = parse_bits_named(given["bits"])
             given["clients"] = len(bits) if len(bits) > 1 else cls.model_fields["clients"].default
-        return nested(given)
+        return nested(one_of_two(given))
 
     @field_validator("bits", mode="before")
     @classmethod
@@ -312,6 +316,12 @@ class RunConfig(_Section):
         if len(self.bits) != self.clients:
             object.__setattr__(self, "bits", self.bits * self.clients)  # validation ends here: frozen from now on
         return self
+
+    @property
+    def local_work(self) -> str:
+        """What a client trains in a round, in words: ``2 epochs`` or ``40 steps``."""
+        count, what = (self.local_steps, "step") if self.local_epochs is None else (self.local_epochs, "epoch")
+        return f"{count} {what}{'' if count == 1 else 's'}"
 
     def participants(self, clients: int) -> int:
         """Clients of a round: ``ceil(fraction * clients)``, at least ``min_clients``."""
@@ -348,8 +358,8 @@ def known_keys() -> list[str]:
     return list(flat({name: _tables(field.default) for name, field in RunConfig.model_fields.items()}))
 
 
-def _tables(value: object) -> object:
-    return value.model_dump() if isinstance(value, BaseModel) else value
+def _tables(value: object, given: bool = False) -> object:
+    return value.model_dump(exclude_unset=given) if isinstance(value, BaseModel) else value
 
 
 def check_names(given: Iterable[str]) -> None:

@@ -142,15 +142,15 @@ class Bitwidth:
         objective = _objective(self.task, views, self.trace.outputs)
         return step_memory(self.trace, views, self.rule, self.keeps, objective)
 
-    def epoch(self, images: int) -> BitOperations:
-        """Bit operations of an epoch over ``images`` images."""
-        return self.operations(self.task.batch(images)) * self.task.steps(images)
+    def training(self, images: int, steps: int) -> BitOperations:
+        """Bit operations of so many steps over ``images`` images."""
+        return self.operations(self.task.batch(images)) * steps
 
-    def epoch_seconds(self, images: int) -> float:
-        """Time of an epoch on this machine, from the measured step."""
+    def training_seconds(self, images: int, steps: float) -> float:
+        """Time of so many steps on this machine, from the measured one."""
         if self.measured is None:
             raise ValueError("the ledger has no measured steps; create it with, for example, measure_seconds=20")
-        return self.task.steps(images) * self.measured.seconds(self.task.batch(images))
+        return steps * self.measured.seconds(self.task.batch(images))
 
 
 def _loss(task: Task, outputs: Tensor) -> Tensor:

@@ -60,7 +60,8 @@ class ServerCost:
         dequantize: full-precision fine-tuning of every received model.
         aggregate: the weighted average, a 32 * 32 multiply-accumulate per parameter and client.
         requantize: low-bit fine-tuning, by bitwidth (32 needs none).
-        train: full-precision training that needs no client (controls).
+        train: full-precision training of one model.
+        steps: training steps that follow each other, models trained side by side counted once.
         bytes_in: received.
         bytes_out: sent.
     """
@@ -69,6 +70,7 @@ class ServerCost:
     aggregate: int
     requantize: Mapping[int, int]
     train: int
+    steps: int
     bytes_in: int
     bytes_out: int
 
@@ -207,15 +209,17 @@ def round_work(config: RunConfig, clients: int) -> RoundWork:
 def client_cost(config: RunConfig, sizes: Sizes, name: str, width: Bitwidth) -> ClientCost:
     """The cost of one client in the bits of ``width``."""
     images, work = sizes.clients[name], round_work(config, len(sizes.clients))
-    batch, epochs = width.task.batch(images), config.local_epochs if work.clients_train else 0
+    task, steps = width.task, 0
+    if work.clients_train:
+        steps = (config.local_epochs or 0) * task.steps(images) + (config.local_steps or 0)
     return ClientCost(
         name,
         width.bits,
         images,
-        batch,
-        steps=width.task.steps(images) * epochs,
-        operations=width.epoch(images) * epochs,
-        memory=width.memory(batch),
+        task.batch(images),
+        steps=steps,
+        operations=width.training(images, steps),
+        memory=width.memory(task.batch(images)),
         bytes_down=width.wire.total if work.traffic else 0,
         bytes_up=width.upload if work.traffic else 0,
         rounds=config.rounds * work.participants / len(sizes.clients),
@@ -223,21 +227,22 @@ def client_cost(config: RunConfig, sizes: Sizes, name: str, width: Bitwidth) -> 
 
 
 def _server(clients: Mapping[str, ClientCost], sizes: Sizes, of: Mapping[int, Bitwidth], work: RoundWork) -> ServerCost:
-    full, each = of[FLOAT], 0
-    if work.dequantize_epochs is not None:
-        once = full.epoch(sizes.buffer)
+    full, each, everyone = of[FLOAT], 0, sum(sizes.clients.values())
+    steps = work.server_steps(full.task, sizes.buffer, everyone)
+    if steps.dequantize is not None:
+        once = full.training(sizes.buffer, full.task.steps(sizes.buffer))
         alone = once.forward + once.objective // 3  # a pass without updates: one of every three products
-        each = once.total * work.dequantize_epochs or alone
+        each = full.training(sizes.buffer, steps.dequantize).total or alone
     distinct = sorted({c.bits for c in clients.values()} - {FLOAT})
-    train = full.epoch(sizes.buffer).total * work.buffer_epochs
-    train += full.epoch(sum(sizes.clients.values())).total * work.union_epochs
+    train = full.training(sizes.buffer, steps.buffer).total + full.training(everyone, steps.union).total
     parameters = sum(w.count for w in full.trace.weights) + full.trace.floats
     share = work.participants / max(len(clients), 1)
     return ServerCost(
         dequantize=each * work.participants,
         aggregate=parameters * work.participants * FLOAT * FLOAT if work.averages else 0,
-        requantize={b: of[b].epoch(sizes.buffer).total * work.requantize_epochs for b in distinct},
+        requantize={b: of[b].training(sizes.buffer, steps.requantize).total for b in distinct},
         train=train,
+        steps=(steps.dequantize or 0) + steps.buffer + steps.union + (steps.requantize if distinct else 0),
         bytes_in=round(share * sum(c.bytes_up for c in clients.values())),
         bytes_out=round(share * sum(c.bytes_down for c in clients.values())),
     )
@@ -318,17 +323,15 @@ def estimate(ledger: Ledger, cores: int | None = None) -> CostEstimate:
     config, work, widths, buffer = ledger.config, ledger.work, ledger.bitwidths, ledger.sizes.buffer
     full, count = widths[FLOAT], max(len(ledger.clients), 1)
     workers = min(config.workers, max((cores or os.cpu_count() or 1) // config.threads, 1), count)
-    epochs = config.local_epochs if work.clients_train else 0
-    clients = {n: widths[c.bits].epoch_seconds(c.images) * epochs for n, c in ledger.clients.items()}
-    server = 0.0
-    if work.dequantize_epochs is not None:
-        each = full.epoch_seconds(buffer) * (work.dequantize_epochs or FORWARD_SHARE)
+    clients = {n: widths[c.bits].training_seconds(c.images, c.steps) for n, c in ledger.clients.items()}
+    everyone = sum(ledger.sizes.clients.values())
+    server, steps = 0.0, work.server_steps(full.task, buffer, everyone)
+    if steps.dequantize is not None:
+        each = full.training_seconds(buffer, steps.dequantize or full.task.steps(buffer) * FORWARD_SHARE)
         server += makespan([each] * work.participants, workers)
-    server += makespan(
-        (widths[b].epoch_seconds(buffer) * work.requantize_epochs for b in ledger.server.requantize), workers
-    )
-    server += full.epoch_seconds(buffer) * work.buffer_epochs
-    server += full.epoch_seconds(sum(ledger.sizes.clients.values())) * work.union_epochs
+    requantize = (widths[b].training_seconds(buffer, steps.requantize) for b in ledger.server.requantize)
+    server += makespan(requantize, workers) + full.training_seconds(buffer, steps.buffer)
+    server += full.training_seconds(everyone, steps.union)
     scaled = any(w.measured is not None and w.measured.images < config.batch_size for w in widths.values())
     phase = makespan(clients.values(), workers) * work.participants / count
     return CostEstimate(clients, phase, server, config.rounds, workers, scaled)

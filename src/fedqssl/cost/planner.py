@@ -121,7 +121,8 @@ class Planner:
             return f"--target-bytes {cost.bytes_up + cost.bytes_down} is the least in {cost.bits} bits"
         if why != "memory":
             least = device_round(cost, device).seconds
-            more = ", or fewer local_epochs" if why == "training time" and self.config.local_epochs > 1 else ""
+            local = "local_steps" if self.config.local_epochs is None else "local_epochs"
+            more = f", or fewer {local}" if why == "training time" and getattr(self.config, local) > 1 else ""
             return f"--target-round-seconds {math.ceil(least * 10) / 10:g} is the least in {cost.bits} bits{more}"
         assert device.memory is not None
         for width in self._narrower():

@@ -134,6 +134,12 @@ def folded_logistic(x: Tensor, y: Tensor, num_classes: int, generator: torch.Gen
     return weight, bias
 
 
+def logistic_accuracy(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, num_classes: int, seed: int = 0) -> float:
+    """Test accuracy of :func:`folded_logistic`; the test rows play no part in the fit."""
+    weight, bias = folded_logistic(x, y, num_classes, torch.Generator().manual_seed(seed))
+    return float(((test_x @ weight + bias).argmax(1) == test_y).double().mean())
+
+
 def _spread(x: Tensor) -> Tensor:
     """Standard deviation of each feature, (d,); as if a few more rows had been seen in which all features spread alike."""
     variance = x.var(0, unbiased=False)
@@ -185,6 +191,7 @@ __all__ = [
     "fit_classifier",
     "fit_device_classifier",
     "folded_logistic",
+    "logistic_accuracy",
     "on_grid",
     "round_weights",
 ]

@@ -5,14 +5,15 @@ Controls see the same images and labels as a model's classifier does, and are te
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedqssl.evaluation.classifier import folded_logistic
+from fedqssl.evaluation.classifier import logistic_accuracy
 
 CELLS, BINS = 8, 9
 """Cells along each side of an image, and directions that a cell tells apart (9 are Dalal & Triggs')."""
@@ -50,7 +51,18 @@ WORDS = {
     "hog": "logistic regression on HOG features",
 }
 """Controls as a sentence names them."""
-_ADVICE = "try more rounds, other views (views.preset), a smaller ssl.temperature, or a larger width"
+SHORT = {
+    "chance": "chance",
+    "commonest": "commonest class",
+    "untrained": "untrained",
+    "pixels": "raw pixels",
+    "hog": "HOG",
+}
+"""Controls as charts and tables name them."""
+FEW_STEPS = 500
+"""With fewer steps behind a model than this, nothing else is worth changing first."""
+SLACK = 0.01
+"""kNN accuracy is an estimate: this much below the untrained network's is no reason to warn."""
 
 
 def best_control(controls: Mapping[str, float]) -> tuple[str, float]:
@@ -58,13 +70,53 @@ def best_control(controls: Mapping[str, float]) -> tuple[str, float]:
     return max(controls.items(), key=lambda item: item[1])
 
 
-def verdict(accuracy: float, controls: Mapping[str, float]) -> str:
-    """Whether a model was worth it, in one plain sentence, with what to try if it was not."""
-    name, best = best_control(controls)
-    control = f"{WORDS[name]} ({100 * best:.1f}%)"
-    if accuracy > best:
-        return f"The global accuracy of {100 * accuracy:.1f}% beats the best control, {control}."
-    return f"The global accuracy of {100 * accuracy:.1f}% does not beat {control}: {_ADVICE}."
+class Measured(NamedTuple):
+    """An accuracy with its name and its controls."""
+
+    name: str
+    accuracy: float
+    controls: Mapping[str, float]
+
+    @property
+    def worth(self) -> bool:
+        """Whether it beats every control."""
+        return self.accuracy > best_control(self.controls)[1]
+
+    def words(self) -> str:
+        """``global accuracy of 38.9% does not beat logistic regression on HOG features (45.0%)``."""
+        name, best = best_control(self.controls)
+        how = "beats the best control," if self.worth else "does not beat"
+        return f"{self.name} of {100 * self.accuracy:.1f}% {how} {WORDS[name]} ({100 * best:.1f}%)"
+
+
+def verdict(measured: Sequence[Measured], steps: int | None = None, knn_gain: float | None = None) -> str:
+    """Whether a run was worth it, in a plain sentence; if it was not, another one says what to try first.
+
+    Args:
+        measured: the accuracies of the run.
+        steps: training steps, one after the other, that its model is made of.
+        knn_gain: its kNN accuracy minus that of the untrained network.
+    """
+    found = f"The {'; the '.join(m.words() for m in measured)}."
+    if all(m.worth for m in measured):
+        return found
+    if steps is not None and steps < FEW_STEPS:
+        return (
+            f"{found} Train longer first: its model is made of only {steps} steps (rounds, local_steps, server.steps)."
+        )
+    if knn_gain is not None and knn_gain < 0:
+        return f"{found} By kNN, training made the features worse: try {_VIEWS}."
+    return f"{found} Try a larger width, or other features (features=stages)."
+
+
+_VIEWS = "views that suit the images (views.preset) and a smaller ssl.temperature"
+
+
+def knn_warning(knn: float | None, untrained: float | None) -> str | None:
+    """A warning if kNN accuracy has fallen below the untrained network's; None where one of them was not measured."""
+    if knn is None or untrained is None or not knn < untrained - SLACK:
+        return None
+    return f"kNN accuracy, {100 * knn:.1f}%, is below the untrained network's {100 * untrained:.1f}%; try {_VIEWS}"
 
 
 def measure_controls(
@@ -91,15 +143,10 @@ def measure_controls(
             raise ValueError(f"{name} images must be uint8 (N > 0, C, H, W) with labels (N,), not {kind}")
     commonest = int(train_labels.bincount(minlength=num_classes).argmax())
     found = [
-        _regression(make(train_images), train_labels, make(test_images), test_labels, num_classes, seed)
+        logistic_accuracy(make(train_images), train_labels, make(test_images), test_labels, num_classes, seed)
         for make in (raw_pixels, hog)
     ]
     return Controls(1 / num_classes, float((test_labels == commonest).double().mean()), *found)
-
-
-def _regression(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, num_classes: int, seed: int) -> float:
-    weight, bias = folded_logistic(x, y, num_classes, torch.Generator().manual_seed(seed))
-    return float(((test_x @ weight + bias).argmax(1) == test_y).double().mean())
 
 
 def raw_pixels(images: Tensor) -> Tensor:
@@ -133,4 +180,15 @@ def hog(images: Tensor, cells: int = CELLS, bins: int = BINS) -> Tensor:
     return (F.fold(blocks, (cells, cells), 2) / held).flatten(1)
 
 
-__all__ = ["WORDS", "Controls", "best_control", "hog", "measure_controls", "raw_pixels", "verdict"]
+__all__ = [
+    "SHORT",
+    "WORDS",
+    "Controls",
+    "Measured",
+    "best_control",
+    "hog",
+    "knn_warning",
+    "measure_controls",
+    "raw_pixels",
+    "verdict",
+]

@@ -1,4 +1,4 @@
-"""The client's part: ``payload -> (payload, metrics)``. E epochs of low-bit training (Algorithm 1, lines 3-9)."""
+"""The client's part: ``payload -> (payload, metrics)``. E epochs or steps of low-bit training (Algorithm 1, lines 3-9)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 
 from fedqssl.federated.job import ClientData, Job
 from fedqssl.federated.randomness import derived_seed, generator
-from fedqssl.federated.task import train_epoch
+from fedqssl.federated.task import train_steps
 from fedqssl.lowbit import LowBitSGD, load_bytes, to_bytes
 
 
@@ -50,8 +50,9 @@ def train_locally(
     )
     draws = generator(task.seed, "local training", data.name, job.round_number)
     labels = data.labels if task.supervised else None
-    losses = tuple(train_epoch(model, opt, data.images, task, draws, labels) for _ in range(job.epochs))
-    return model, ClientMetrics(len(data.images), losses, opt.skipped, time.process_time() - started)
+    count = len(data.images)
+    losses = train_steps(model, opt, data.images, task, draws, job.steps_of(count), labels)
+    return model, ClientMetrics(count, tuple(losses), opt.skipped, time.process_time() - started)
 
 
 def local_update(payload: bytes, job: Job, data: ClientData) -> tuple[bytes, ClientMetrics]:

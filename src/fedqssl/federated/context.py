@@ -72,7 +72,7 @@ class Context(ABC):
     def job(self, round_number: int, lr: float, return_model: bool = False) -> Job:
         """The job of every client in a round with this learning rate."""
         low, config = self.config.lowbit, self.config
-        how = low.rule, low.scale, low.rounding, config.fedprox.mu, return_model
+        how = low.rule, low.scale, low.rounding, config.fedprox.mu, return_model, config.local_steps
         return Job(round_number, lr, config.algorithm, self.task, config.local_epochs, *how)
 
 

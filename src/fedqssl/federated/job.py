@@ -40,24 +40,30 @@ class Job:
         lr: learning rate of the round.
         algorithm: the algorithm whose client part is run.
         task: network, objective, batch size, seed.
-        epochs: E.
+        epochs: E; None if ``steps`` is given.
         rule: what a client stores for each weight.
         scale: how a layer's scale changes.
         rounding: of the weight update.
         proximal: FedProx's mu; ignored by other algorithms.
         return_model: reply with a model even if the algorithm sends something else.
+        steps: steps of training, instead of epochs. Clients that do not know it refuse a job without epochs.
     """
 
     round_number: int
     lr: float
     algorithm: str
     task: Task
-    epochs: int
+    epochs: int | None
     rule: Rule = "stored"
     scale: ScalePolicy = "round"
     rounding: Rounding = "stochastic"
     proximal: float = 0.0
     return_model: bool = False
+    steps: int | None = None
+
+    def steps_of(self, images: int) -> int:
+        """Steps of a client with this many images."""
+        return self.task.steps(images) * self.epochs if self.epochs is not None else self.steps or 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as they travel."""
@@ -78,8 +84,11 @@ class Job:
         except ValidationError as error:
             first = error.errors()[0]
             raise JobError(f"the job is not valid: {'.'.join(map(str, first['loc']))} {first['msg']}") from None
+        lengths = [length for length in (job.epochs, job.steps) if length is not None]
+        if len(lengths) != 1:
+            raise JobError("the job needs a number of epochs or of steps, and not both")
         sized = 1 <= job.task.image_size <= MAX_IMAGE_SIZE
-        if job.round_number < 0 or job.epochs < 1 or job.task.batch_size < 2 or job.task.width < 1 or not sized:
+        if job.round_number < 0 or lengths[0] < 1 or job.task.batch_size < 2 or job.task.width < 1 or not sized:
             raise JobError("the job's numbers are out of range")
         return job
 

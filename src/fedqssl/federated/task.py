@@ -1,11 +1,11 @@
-"""What client and server share: the network, the objective, and one epoch of Algorithm 2."""
+"""What client and server share: the network, the objective, and the steps of Algorithm 2."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -120,18 +120,47 @@ def train_epoch(
     labels: Tensor | None = None,
 ) -> float:
     """One epoch of Algorithm 2 over uint8 images; returns the mean loss. Without an optimiser nothing is updated."""
+    return train_steps(model, opt, images, task, generator, task.steps(len(images)), labels)[-1]
+
+
+def train_steps(
+    model: fx.GraphModule,
+    opt: LowBitSGD | None,
+    images: Tensor,
+    task: Task,
+    generator: torch.Generator,
+    steps: int,
+    labels: Tensor | None = None,
+    done: Callable[[int], None] = lambda steps: None,
+) -> list[float]:
+    """So many steps of Algorithm 2 over uint8 images, epoch after epoch; without an optimiser nothing is updated.
+
+    Every epoch has a random order of its own; the last one ends with the last step. After every epoch ``done`` gets the
+    number of steps so far. Returns the mean loss of each epoch's worth of steps, counted from the end: the last one is whole.
+    """
     model.train(opt is not None)
-    total, steps = 0.0, 0
-    with _own_randomness(generator):
-        for index in batches(len(images), task.batch_size, generator):
-            views = task.two_views(images[index], generator)
-            with torch.set_grad_enabled(opt is not None):
-                loss = task.loss(model(views), None if labels is None else labels[index])
-            if opt is not None:
-                torch.autograd.backward(loss)
-                opt.step()
-            total, steps = total + float(loss.detach()), steps + 1
-    return total / steps
+    losses: list[float] = []
+    while len(losses) < steps:
+        with _own_randomness(generator):
+            for index in batches(len(images), task.batch_size, generator)[: steps - len(losses)]:
+                views = task.two_views(images[index], generator)
+                with torch.set_grad_enabled(opt is not None):
+                    loss = task.loss(model(views), None if labels is None else labels[index])
+                if opt is not None:
+                    torch.autograd.backward(loss)
+                    opt.step()
+                losses.append(float(loss.detach()))
+        done(len(losses))
+    return _means(losses, task.steps(len(images)))
+
+
+def _means(losses: list[float], size: int) -> list[float]:
+    """Means of ``size`` losses each, counted from the end; the first may be of fewer."""
+    ends = range(len(losses) % size or size, len(losses) + 1, size)
+    parts = [losses[max(end - size, 0) : end] for end in ends]
+    return [
+        functools.reduce(float.__add__, part) / len(part) for part in parts
+    ]  # sum() differs between versions of Python
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from fedqssl.cost.trace import trace
+from fedqssl.evaluation.controls import WORDS
 from fedqssl.federated.task import Task
 from fedqssl.lowbit import Precision
 from fedqssl.lowbit.policy import state_of
@@ -15,18 +17,22 @@ if TYPE_CHECKING:
     from fedqssl.maker.finished_run import FinishedRun
     from fedqssl.maker.probing import Probe
 
-SETTINGS = ("algorithm", "objective", "rounds", "local_epochs", "batch_size", "lr", "partition", "clients", "seed")
+SETTINGS = (
+    *("algorithm", "objective", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "partition", "clients"),
+    "seed",
+)
 Card = dict[str, dict[str, Any]]
 
 
-def _probed(probe: Probe) -> Card:
-    """A probe's figures: labels, bits, accuracy."""
+def _probed(probe: Probe, controls: Mapping[str, float]) -> Card:
+    """A probe's figures: labels, bits, accuracy beside that of its controls."""
     precision, judged = Precision.for_bits(probe.bits), probe.outcome
     return {
         "data": {"labels used": probe.train_images, "labels by class": list(probe.train_counts)},
         "bits": {"weights": precision.weight, "activations": precision.activation},
         "accuracy": {
             "test accuracy": judged.accuracy,
+            **{f"accuracy of {WORDS[name]}": found for name, found in controls.items()},
             "test images": judged.images,
             "calibration error": judged.calibration_error,
             "by class": judged.per_class(),
@@ -34,17 +40,21 @@ def _probed(probe: Probe) -> Card:
     }
 
 
-def run_card(run: FinishedRun, probe: Probe, model: nn.Module, image: tuple[int, int, int]) -> Card:
+def run_card(
+    run: FinishedRun, probe: Probe, controls: Mapping[str, float], model: nn.Module, image: tuple[int, int, int]
+) -> Card:
     """The card of a client of a finished run: plain values, the same for the same run.
 
     Args:
         run: the run.
         probe: the client's probe.
+        controls: accuracies without pre-training on the same images.
         model: the client's extractor.
         image: shape of an image.
     """
-    config, client, card = run.config, run.result.clients[probe.client], _probed(probe)
+    config, client, card = run.config, run.result.clients[probe.client], _probed(probe, controls)
     precision, products = Precision.for_bits(probe.bits), trace(model, image).products
+    settings = {key: value for key in SETTINGS if (value := getattr(config, key)) is not None}
     card["data"] |= {
         "pre-trained on": config.data,
         "images of this client": client.samples,
@@ -54,7 +64,7 @@ def run_card(run: FinishedRun, probe: Probe, model: nn.Module, image: tuple[int,
     card["accuracy"]["global accuracy of the run"] = run.result.global_accuracy
     return {
         **card,
-        "training": {**{key: getattr(config, key) for key in SETTINGS}, "lowbit.weights": config.lowbit.weights},
+        "training": {**settings, "lowbit.weights": config.lowbit.weights},
         "cost": {
             "weights": sum(e.shape.numel() for e in state_of(model).values() if e.role == "quantized"),
             "multiply-accumulates per image": sum(p.macs for p in products),
@@ -65,10 +75,10 @@ def run_card(run: FinishedRun, probe: Probe, model: nn.Module, image: tuple[int,
     }
 
 
-def fleet_card(task: Task, probe: Probe, payload: bytes) -> Card:
+def fleet_card(task: Task, probe: Probe, controls: Mapping[str, float], payload: bytes) -> Card:
     """The card of a client of a fleet, which knows only its task, its probe and its final model."""
     return {
-        **_probed(probe),
+        **_probed(probe, controls),
         "training": {"objective": task.objective, "batch_size": task.batch_size, "seed": task.seed},
         "cost": {"bytes of the model on the wire": len(payload)},
     }

@@ -120,6 +120,10 @@ class FinishedRun:
             self._others[data] = _labeled(train, test, class_count(train, test), why)
         return self._others[data]
 
+    def labeled(self, name: str, data: str | None) -> LabeledSplit:
+        """The client's own split, or other data."""
+        return self.own(name) if data is None else self.other(data)
+
     def features(self, name: str, images: Sequence[Tensor]) -> list[Tensor]:
         """Features of each of these image tensors, from ``RUN/cache`` if the same were asked for before."""
         key = hashlib.sha256(self.payload(name) + self.context.task.features.encode())

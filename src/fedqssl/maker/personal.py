@@ -11,7 +11,7 @@ from fedqssl.evaluation import extract_features
 from fedqssl.federated.task import Task
 from fedqssl.maker.card import Card, fleet_card, run_card
 from fedqssl.maker.finished_run import FinishedRun, LabeledSplit, client_extractor
-from fedqssl.maker.probing import Probe, ProbeSettings, fit_probe, probe_client
+from fedqssl.maker.probing import Probe, ProbeSettings, fit_probe, probe_client, probe_controls
 from fedqssl.models.features import feature_dim
 from fedqssl.runs.evaluate import Labeled
 
@@ -32,7 +32,9 @@ def device_bytes(
         raise ValueError("a device file holds a linear classifier; leave out --method knn")
     probe = probe or probe_client(run, name, settings)
     extractor, image = run.extractor(name), run.context.train.images.shape[1:]
-    card = run_card(run, probe, extractor, (image[0], image[1], image[2]))
+    known = run.result.clients[name].controls if probe.settings.plain else None
+    controls = known or probe_controls(probe, run.labeled(name, probe.settings.data))
+    card = run_card(run, probe, controls, extractor, (image[0], image[1], image[2]))
     return _packed(run.context.task, extractor, probe, image[1], run.result.protocol, card)
 
 
@@ -53,8 +55,8 @@ def device_file(
     extractor = client_extractor(task, bits, payload, train[0].shape[2])
     features = [extract_features(extractor, images) for images in data.parts(task)]
     probe = fit_probe(task, name, bits, data, features)
-    made = _packed(task, extractor, probe, train[0].shape[2], "fleet", fleet_card(task, probe, payload))
-    return made, probe.outcome.accuracy
+    card = fleet_card(task, probe, probe_controls(probe, data), payload)
+    return _packed(task, extractor, probe, train[0].shape[2], "fleet", card), probe.outcome.accuracy
 
 
 def _packed(task: Task, extractor: fx.GraphModule, probe: Probe, size: int, protocol: str, card: Card) -> bytes:

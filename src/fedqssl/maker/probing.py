@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedqssl.evaluation.classifier import fit_classifier
+from fedqssl.evaluation.controls import measure_controls
 from fedqssl.evaluation.local import LowBitClassifier
 from fedqssl.evaluation.outcome import Outcome, outcome
 from fedqssl.evaluation.probe import knn_probabilities
@@ -73,7 +74,7 @@ class ProbeSettings:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A fitted classifier (none for kNN, nor for a model that ends in one) and its accuracy."""
+    """A fitted classifier (none for kNN, nor for a model that ends in one) and its accuracy; ``kept`` are the images it saw."""
 
     client: str
     bits: int
@@ -83,6 +84,7 @@ class Probe:
     train_counts: tuple[int, ...]
     outcome: Outcome
     classifier: LowBitClassifier | None
+    kept: Tensor
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -112,8 +114,16 @@ def probe_client(run: FinishedRun, name: str, settings: ProbeSettings | None = N
     if task.supervised and not settings.plain:
         raise ValueError(f"{run.config.algorithm} trained its own classifier; leave out --data, --labels and --method")
     bits = run.result.clients[run.client(name)].bits
-    data = run.own(name) if settings.data is None else run.other(settings.data)
+    data = run.labeled(name, settings.data)
     return fit_probe(task, name, bits, data, run.features(name, data.parts(task)), settings)
+
+
+def probe_controls(probe: Probe, data: LabeledSplit) -> Mapping[str, float]:
+    """What simple classifiers make of the same images and labels; nothing without test images."""
+    if not len(data.test):
+        return {}
+    train, test = (data.train[probe.kept], data.train_labels[probe.kept]), (data.test, data.test_labels)
+    return measure_controls(*train, *test, len(data.class_names)).to_json()
 
 
 def fit_probe(
@@ -137,11 +147,11 @@ def fit_probe(
     settings = settings or ProbeSettings()
     labels, asked, classifier = data.train_labels, features[-1] if len(data.test) else None, None
     classes, purpose = len(data.class_names), settings.purpose()
+    kept = few(labels, settings.share, generator(task.seed, "few labels", name, *purpose))
     shares = torch.empty(0, classes)
     if task.supervised:
         shares = shares if asked is None else asked.softmax(1)
     else:
-        kept = few(labels, settings.share, generator(task.seed, "few labels", name, *purpose))
         known, labels = features[0][kept], labels[kept]
         if settings.method == "linear":
             seed = derived_seed(task.seed, "local probe", name, *purpose)
@@ -152,7 +162,7 @@ def fit_probe(
             shares = knn_probabilities(known, labels, asked, classes)
     counts = tuple(labels.bincount(minlength=classes).tolist())
     judged = outcome(shares, data.test_labels)
-    return Probe(name, bits, settings, data.class_names, len(labels), counts, judged, classifier)
+    return Probe(name, bits, settings, data.class_names, len(labels), counts, judged, classifier, kept)
 
 
-__all__ = ["Probe", "ProbeMethod", "ProbeSettings", "fit_probe", "probe_client"]
+__all__ = ["Probe", "ProbeMethod", "ProbeSettings", "fit_probe", "probe_client", "probe_controls"]

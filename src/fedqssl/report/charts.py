@@ -80,9 +80,11 @@ def line_chart(series: Sequence[Series], form: Format, *, levels: Sequence[Level
     ]
     for s in (s for s in series if not s.strong):
         parts += _strokes(s, x, y, form)
-    for level in levels:
+    free = 0.0
+    for level in sorted(levels, key=lambda level: -level.value):
         at = y(level.value)
-        place = TOP - 4 if level.above else at - 4 if at > TOP + 10 else at + 12
+        place = TOP - 4 if level.above else max(at - 4 if at > TOP + 10 else at + 12, free)
+        free = place + 11  # words of levels that nearly coincide stand below each other
         parts += [line(LEFT, at, END, at, "level"), text(END, place, level.words, at="end", kind="said")]
     for s in (s for s in series if s.strong):
         parts += _strokes(s, x, y, form)

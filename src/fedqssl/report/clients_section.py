@@ -8,6 +8,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
+from fedqssl.evaluation.controls import SHORT
 from fedqssl.report.charts import MANY_ROWS, ChartRow, Point, heat_map, rows_chart, scatter
 from fedqssl.report.data import Client, Labels, RunData
 from fedqssl.report.parts import Figure, Section
@@ -16,6 +17,8 @@ from fedqssl.report.theme import Theme, bits_words, percent, percent_tick, tick
 
 FEW = 24
 """Whiskers are drawn up to this number of clients."""
+CONTROL = ("best control", Mark("cross", "quiet"))
+"""How a client's best control is called and marked."""
 ROUNDING = 1e-6
 """Accuracies are shares of a few images, as floats: less than this apart, they are equal."""
 
@@ -72,12 +75,16 @@ def _verdict(clients: Sequence[Client]) -> str:
         found = ", ".join(f"{key} {rho:+.2f}" for key, rho in rhos.items() if rho is not None)
         if found:
             lines.append(f"Rank correlation of accuracy over {len(clients)} clients: {found}.")
-    behind = [c.name for c in clients if c.accuracy <= c.guess + ROUNDING]
+    gains = {b: [c.accuracy - c.untrained for c in clients if c.bits == b] for b in groups}
+    if all(isfinite(gain) for of in gains.values() for gain in of):
+        means = ", ".join(f"{bits_words(b)} {100 * fmean(of):+.1f}" for b, of in gains.items())
+        lines.append(f"Mean gain over the untrained network, in points: {means}.")
+    behind = [f"{c.name} ({c.best[0]} {percent(c.best[1])})" for c in clients if c.accuracy <= c.best[1] + ROUNDING]
     if behind:
         who = ", ".join(behind[:4]) + (f" and {len(behind) - 4} more" if len(behind) > 4 else "")
-        lines.append(f"No better than always guessing their most common class: {who}.")
-    elif isfinite(clients[0].guess):
-        lines.append("Every client does better than always guessing its most common class.")
+        lines.append(f"No better than their best control: {who}.")
+    elif isfinite(clients[0].best[1]):
+        lines.append("Every client does better than its best control.")
     return " ".join(lines)
 
 
@@ -86,16 +93,32 @@ def _tip(c: Client) -> str:
     return f"{words} of {c.classes:.1f} effective classes" if isfinite(c.classes) else words
 
 
+def control_point(c: Client, x: float | None = None) -> list[Point]:
+    """A client's best control beside its accuracy, if it is known: at ``x`` in a scatter chart, else in a row."""
+    name, value = c.best
+    tip = f"{c.name}, best control: {name} {percent(value)}"
+    place = (value, 0.0) if x is None else (x, value)
+    return [Point(place[0], CONTROL[1], tip, place[1])] if isfinite(value) else []
+
+
+def control_legend(clients: Sequence[Client], theme: Theme) -> list[tuple[str, Mark]]:
+    """Bitwidths, and the mark of a best control if there are any."""
+    return [*([CONTROL] if any(map(control_point, clients)) else []), *theme.legend()]
+
+
 def _scatter(
     clients: Sequence[Client], xs: Sequence[float], theme: Theme, by: str, axis: str, note: str, **options: Any
 ) -> Figure:
     """Accuracy of every client against ``xs``; ``options`` are those of :func:`scatter`."""
-    points = [
+    points = [point for c, x in zip(clients, xs, strict=True) for point in control_point(c, x)]
+    points += [
         Point(x, theme.mark(c.bits), _tip(c), c.accuracy, c.error if len(clients) <= FEW else 0.0)
         for c, x in zip(clients, xs, strict=True)
     ]
     title, label = f"Accuracy against {by}", f"Local accuracy of every client by {axis}"
-    return Figure(f"accuracy-{by}", title, label, scatter(points, axis, **options), note, theme.legend())
+    return Figure(
+        f"accuracy-{by}", title, label, scatter(points, axis, **options), note, control_legend(clients, theme)
+    )
 
 
 def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
@@ -133,28 +156,40 @@ def _by_classes(clients: Sequence[Client], theme: Theme) -> Figure | None:
     if not known:
         return None
     axis = "effective classes (exp of label entropy)"
-    note = "A client with few classes has an easy test: compare with the guess below."
+    note = "A client with few classes has an easy test: compare with its best control."
     return _scatter(known, [c.classes for c in known], theme, "classes", axis, note)
 
 
 def _gains(clients: Sequence[Client], theme: Theme) -> Figure | None:
-    """Accuracy of every client beside that of a guess."""
-    known = sorted((c for c in clients if isfinite(c.guess)), key=lambda c: c.accuracy - c.guess)
+    """Accuracy of every client beside its best control and the untrained network."""
+    known = sorted((c for c in clients if isfinite(c.best[1])), key=lambda c: c.accuracy - c.best[1])
     if not known:
         return None
-    rows, cross = [], Mark("cross", "quiet")
+    untrained, names = ("untrained network", Mark("circle", "quiet hollow")), list(known[0].controls)
+    rows = []
     for c in known:
-        guess = Point(c.guess, cross, f"{c.name}: guessing its most common class gives {percent(c.guess)}")
-        rows.append(ChartRow(c.name, [guess, Point(c.accuracy, theme.mark(c.bits), _tip(c))], joined=True))
+        points = control_point(c)
+        if isfinite(c.untrained):
+            points.append(Point(c.untrained, untrained[1], f"{c.name}, untrained network: {percent(c.untrained)}"))
+        rows.append(ChartRow(c.name, [*points, Point(c.accuracy, theme.mark(c.bits), _tip(c))], joined=True))
+    legend = control_legend(known, theme)
     return Figure(
         "gain",
-        "Gain over a guess",
-        "Every client's accuracy beside that of always guessing its most common class, smallest gain first",
+        "Gain over the best control",
+        "Every client's accuracy beside its best control, smallest gain first",
         rows_chart(rows, percent_tick, "local accuracy", bounds=(0.0, 1.0)),
-        note="What learning gains for each client; smallest gain on top.",
-        legend=[("most common class", cross), *theme.legend()],
-        head=["client", "most common class", "accuracy", "gain"],
-        rows=[[c.name, percent(c.guess), percent(c.accuracy), f"{100 * (c.accuracy - c.guess):+.1f}"] for c in known],
+        note="What pre-training gains for each client; smallest gain on top.",
+        legend=[untrained, *legend] if any(isfinite(c.untrained) for c in known) else legend,
+        head=["client", *(SHORT[n] for n in names), "accuracy", "gain"],
+        rows=[
+            [
+                c.name,
+                *(percent(c.controls.get(n)) for n in names),
+                percent(c.accuracy),
+                f"{100 * (c.accuracy - c.best[1]):+.1f}",
+            ]
+            for c in known
+        ],
     )
 
 
@@ -206,4 +241,4 @@ def _sizes(clients: Sequence[Client], theme: Theme) -> Figure:
     return Figure("sizes", "Images of every client", label, chart, "Fewest on top.", theme.legend())
 
 
-__all__ = ["clients", "partition", "rank_correlation"]
+__all__ = ["clients", "control_legend", "control_point", "partition", "rank_correlation"]

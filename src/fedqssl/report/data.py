@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedqssl.config import RunConfig, load_run_config
+from fedqssl.evaluation.controls import SHORT, best_control
 from fedqssl.federated.algorithms import Algorithm, AlgorithmError, get_algorithm
 from fedqssl.federated.protocol import protocol
 from fedqssl.imported import one_line
@@ -44,6 +45,12 @@ class Labels:
         return test[max(range(len(train)), key=train.__getitem__)] / total if total and train else math.nan
 
 
+def short_best(controls: Mapping[str, float]) -> tuple[str, float]:
+    """The best control: its short name and its accuracy; NaN if none was measured."""
+    name, value = best_control(controls or {"": math.nan})
+    return SHORT.get(name, name), value
+
+
 @dataclass(frozen=True)
 class Client:
     """What is known about one client; an unknown figure is NaN, which the page shows as a dash."""
@@ -59,6 +66,17 @@ class Client:
     loss: float
     bytes_up: float
     bytes_down: float
+    controls: Mapping[str, float]
+
+    @property
+    def best(self) -> tuple[str, float]:
+        """The best control: its short name and its accuracy."""
+        return short_best(self.controls)
+
+    @property
+    def untrained(self) -> float:
+        """Accuracy of the untrained network in the client's bits."""
+        return self.controls.get("untrained", math.nan)
 
     @property
     def error(self) -> float:
@@ -151,19 +169,29 @@ class RunData:
     def _client(self, name: str) -> Client:
         found = self.result.clients.get(name) if self.result is not None else None
         accuracy = None if found is None else found.local_accuracy
+        guess = self.labels.guess(name) if self.labels else math.nan
+        guessed = {"commonest": guess} if math.isfinite(guess) else {}  # runs of older versions measured no controls
         return Client(
             name=name,
             bits=self.bits[name],
             train=self.train[name],
             test=self.test[name],
             accuracy=math.nan if accuracy is None else accuracy,
-            guess=self.labels.guess(name) if self.labels else math.nan,
+            guess=guess,
             classes=self.labels.effective_classes(name) if self.labels else math.nan,
             weight=self.last("weights", name),
             loss=self.last("client_loss", name),
             bytes_up=math.nan if found is None else found.bytes_up,
             bytes_down=math.nan if found is None else found.bytes_down,
+            controls=guessed if found is None or found.controls is None else found.controls,
         )
+
+    @property
+    def controls(self) -> dict[str, Mapping[str, float]]:
+        """Controls of the ``global`` and the mean ``local`` accuracy; empty where none were measured."""
+        if self.result is None:
+            return {"global": {}, "local": {}}
+        return {"global": self.result.controls or {}, "local": self.result.local_controls()}
 
     @property
     def worst(self) -> float:
@@ -291,4 +319,4 @@ def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labe
     return _labels({"labels": counts, "class_names": train.class_names})
 
 
-__all__ = ["Client", "Labels", "ReportError", "RunData", "read_run", "runs_to_report"]
+__all__ = ["Client", "Labels", "ReportError", "RunData", "read_run", "runs_to_report", "short_best"]

@@ -7,8 +7,9 @@ from math import isfinite
 from statistics import fmean, median
 
 from fedqssl.evaluation.collapse import MIN_RANK, Collapse
-from fedqssl.report.charts import Level, Series, line_chart
-from fedqssl.report.data import RunData
+from fedqssl.evaluation.controls import SHORT
+from fedqssl.report.charts import ChartRow, Level, Point, Series, line_chart, rows_chart
+from fedqssl.report.data import RunData, short_best
 from fedqssl.report.parts import Figure, Section
 from fedqssl.report.svg import Mark
 from fedqssl.report.theme import Theme, bits_words, percent, percent_tick, plain, tick
@@ -98,8 +99,44 @@ def accuracy_figure(run: RunData, name: str) -> Figure | None:
     label = "Accuracy over rounds" + (f": kNN from {percent(knn[0][1])} to {percent(knn[-1][1])}" if knn else "")
     note = "kNN is a cheap estimate on some of the images. Global and local accuracy are measured "
     note += "when the run ends." if result is None else "once, at the end."
-    chart = line_chart(series, percent_tick)
+    floor = run.last("untrained_knn")
+    levels = [Level(floor, f"kNN, untrained: {percent(floor)}")] if isfinite(floor) else []
+    for which, controls in run.controls.items():
+        best, value = short_best(controls)
+        if isfinite(value):
+            levels.append(Level(value, f"{which}, best control: {best} {percent(value)}"))
+    rows += [[level.words.rpartition(" ")[0].removesuffix(":"), percent(level.value)] for level in levels]
+    chart = line_chart(series, percent_tick, levels=levels)
     return Figure(name, "Accuracy", label, chart, note, entries, ["measured", "accuracy"], rows)
+
+
+def controls_figure(run: RunData) -> Figure | None:
+    """Global and mean local accuracy among their controls, best first."""
+    marks = {"global": Mark("diamond", "accent"), "local": Mark("square", "local")}
+    found = {which: {SHORT[name]: v for name, v in controls.items()} for which, controls in run.controls.items()}
+    if run.result is None or not any(found.values()):
+        return None
+    this = {"global": run.result.global_accuracy, "local": run.result.local_accuracy}
+    for which, value in this.items():
+        found[which] |= {"this run": value} if value is not None else {}
+    names = sorted({*found["global"], *found["local"]}, key=lambda n: -found["global"].get(n, 0.0))
+    words = {"global": "global", "local": "mean local"}
+    rows = [
+        ChartRow(
+            n, [Point(of[n], marks[w], f"{n}, {words[w]}: {percent(of[n])}") for w, of in found.items() if n in of]
+        )
+        for n in names
+    ]
+    return Figure(
+        "controls",
+        "This run among its controls",
+        "Global and mean local accuracy of this run and of its controls, best first",
+        rows_chart(rows, percent_tick, "accuracy", bounds=(0.0, 1.0)),
+        note="Controls see the same images and labels, without pre-training. Best global accuracy on top.",
+        legend=[(words[which], mark) for which, mark in marks.items()],
+        head=["", *words.values()],
+        rows=[[n, *(percent(of.get(n)) for of in found.values())] for n in names],
+    )
 
 
 def _dequantize_figure(run: RunData, theme: Theme) -> Figure | None:
@@ -114,7 +151,8 @@ def _dequantize_figure(run: RunData, theme: Theme) -> Figure | None:
 
 def curves(run: RunData, theme: Theme) -> Section:
     """Loss, accuracy and the server's view of each client."""
-    figures = [loss_figure(run, theme, "loss"), accuracy_figure(run, "accuracy"), _dequantize_figure(run, theme)]
+    figures = [loss_figure(run, theme, "loss"), accuracy_figure(run, "accuracy"), controls_figure(run)]
+    figures.append(_dequantize_figure(run, theme))
     return Section(figures) if any(figures) else Section(empty="No round is finished yet.")
 
 

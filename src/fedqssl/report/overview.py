@@ -8,8 +8,9 @@ from math import isfinite
 from statistics import fmean, stdev
 
 from fedqssl.config.keys import flat
-from fedqssl.report.charts import ChartRow, Point, Series, line_chart, rows_chart
-from fedqssl.report.data import RunData
+from fedqssl.report.charts import ChartRow, Level, Point, Series, line_chart, rows_chart
+from fedqssl.report.clients_section import CONTROL, control_legend, control_point
+from fedqssl.report.data import RunData, short_best
 from fedqssl.report.learning_section import accuracy_figure, loss_figure
 from fedqssl.report.parts import Figure, Section
 from fedqssl.report.summary_section import bits_summary
@@ -64,10 +65,12 @@ def compared(runs: Sequence[RunData]) -> Section:
 def _accuracies(runs: Sequence[RunData], groups: Sequence[str], which: str) -> Figure | None:
     """A row per setting, a point per seed."""
     found: dict[str, list[tuple[str, float]]] = {}
+    bests: dict[str, list[float]] = {}
     for run, group in zip(runs, groups, strict=True):
         value = None if run.result is None else getattr(run.result, f"{which}_accuracy")
         if value is not None:
             found.setdefault(group, []).append((f"{run.name}, seed {run.config.seed}", value))
+            bests.setdefault(group, []).append(short_best(run.controls[which])[1])
     if not found:
         return None
     one, middle, rows, data = Mark("circle", "quiet"), Mark("diamond", "accent"), [], []
@@ -75,10 +78,13 @@ def _accuracies(runs: Sequence[RunData], groups: Sequence[str], which: str) -> F
         values = [v for _, v in named]
         centre = fmean(values)
         points = [Point(v, one, f"{group}: {percent(v)} ({name})") for name, v in named]
+        best = fmean(bests[group])
+        points += [Point(best, CONTROL[1], f"{group}: best control {percent(best)}")] if isfinite(best) else []
         rows.append(
             ChartRow(group, [*points, Point(centre, middle, f"{group}: mean {percent(centre)} of {len(values)}")])
         )
-        data.append([group, len(values), percent(centre), percent(stdev(values)) if len(values) > 1 else "–"])
+        deviation = percent(stdev(values)) if len(values) > 1 else "–"
+        data.append([group, len(values), percent(centre), deviation, percent(best)])
     title = "Global accuracy" if which == "global" else "Mean local accuracy"
     return Figure(
         f"compare-{which}",
@@ -86,8 +92,8 @@ def _accuracies(runs: Sequence[RunData], groups: Sequence[str], which: str) -> F
         f"{title} of every setting, best first",
         rows_chart(rows, percent_tick, title.lower()),
         note="Best setting on top.",
-        legend=[("a run", one), ("mean of a setting", middle)],
-        head=["setting", "runs", "mean", "deviation"],
+        legend=[("a run", one), ("mean of a setting", middle), CONTROL],
+        head=["setting", "runs", "mean", "deviation", "best control"],
         rows=data,
     )
 
@@ -103,11 +109,13 @@ def _curves(runs: Sequence[RunData], groups: Sequence[str]) -> Figure | None:
             lines.append(Series(run.name, points, Mark("circle", kinds[group]), tip=tip))
     if not lines:
         return None
+    floors = [floor for run in runs if isfinite(floor := run.last("untrained_knn"))]
+    levels = [Level(fmean(floors), f"untrained, mean: {percent(fmean(floors))}")] if floors else []
     return Figure(
         "compare-knn",
         "kNN accuracy over rounds",
         f"kNN accuracy of {len(lines)} runs over rounds",
-        line_chart(lines, percent_tick),
+        line_chart(lines, percent_tick, levels=levels),
         note="One line per run; point at a line for its name.",
         legend=[(group, Mark("square", kind)) for group, kind in kinds.items()] if len(kinds) <= 6 else (),
         head=["run", "measured", "first", "last"],
@@ -122,15 +130,15 @@ def _clients(number: int, run: RunData, theme: Theme) -> Figure | None:
     rows = []
     for c in known:
         tip = f"{c.name}, {bits_words(c.bits)}, {c.train} images: {percent(c.accuracy)}"
-        rows.append(ChartRow(c.name, [Point(c.accuracy, theme.mark(c.bits), tip)]))
+        rows.append(ChartRow(c.name, [*control_point(c), Point(c.accuracy, theme.mark(c.bits), tip)]))
     return Figure(
         f"clients-{number}",
         "Clients, worst first",
         f"Local accuracy of the {len(known)} clients of {run.name}, worst first",
         rows_chart(rows, percent_tick, "local accuracy", bounds=(0.0, 1.0), tall=220),
-        legend=theme.legend(),
-        head=["client", "bits", "images", "accuracy"],
-        rows=[[c.name, bits_words(c.bits), c.train, percent(c.accuracy)] for c in known],
+        legend=control_legend(known, theme),
+        head=["client", "bits", "images", "accuracy", "best control"],
+        rows=[[c.name, bits_words(c.bits), c.train, percent(c.accuracy), percent(c.best[1])] for c in known],
     )
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from fedqssl import __version__
 from fedqssl.report import clients_section, cost_section, learning_section, summary_section, theme
 from fedqssl.report.costs import costs
-from fedqssl.report.data import ReportError, RunData, read_run, runs_to_report
+from fedqssl.report.data import ReportError, RunData, read_run, runs_to_report, short_best
 from fedqssl.report.layers import layer_errors
 from fedqssl.report.overview import SECTIONS, compared, short
 from fedqssl.report.summary_section import link
@@ -40,7 +40,13 @@ def render(template: str, **values: object) -> str:
         environment.filters[name] = getattr(theme, name)
     for name in summary_section.__all__:
         environment.globals[name] = getattr(summary_section, name)
-    environment.globals |= {"asset": _asset, "counted": theme.counted, "dot": dot, "width": WIDTH}
+    environment.globals |= {
+        "asset": _asset,
+        "counted": theme.counted,
+        "dot": dot,
+        "short_best": short_best,
+        "width": WIDTH,
+    }
     return environment.get_template(template).render(version=__version__, now=time.strftime("%Y-%m-%d %H:%M"), **values)
 
 

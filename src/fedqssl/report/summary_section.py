@@ -9,8 +9,9 @@ from math import isfinite
 from pathlib import Path
 from urllib.parse import quote
 
+from fedqssl.evaluation.controls import knn_warning
 from fedqssl.report.costs import Costs
-from fedqssl.report.data import RunData
+from fedqssl.report.data import RunData, short_best
 from fedqssl.report.learning_section import collapse_warnings
 from fedqssl.report.theme import FULL, bits_words, counted, percent
 from fedqssl.units import bytes_text, ratio_text, seconds_text
@@ -34,14 +35,17 @@ def tiles(run: RunData, found: Costs | str | None = None) -> list[tuple[str, str
     """The headline figures: name, value, a short explanation."""
     result, knn, loss, shown = run.result, run.over_rounds("knn"), run.over_rounds("loss"), []
     if result is not None and result.global_accuracy is not None:
-        shown.append(("global accuracy", percent(result.global_accuracy), _how_global(run)))
+        more = f"{_how_global(run)}{_best(run, 'global')}"
+        shown.append(("global accuracy", percent(result.global_accuracy), more))
     if result is not None and result.local_accuracy is not None:
         known = [c.accuracy for c in run.clients if isfinite(c.accuracy)]
-        between = f"{percent(min(known))} to {percent(max(known))}"
+        between = f"{percent(min(known))} to {percent(max(known))}{_best(run, 'local')}"
         shown.append(("mean local accuracy", percent(result.local_accuracy), between))
     if knn:
         best = max(v for _, v in knn)
-        shown.append(("kNN accuracy", percent(knn[-1][1]), f"round {knn[-1][0]:g}; best {percent(best)}"))
+        more, floor = f"round {knn[-1][0]:g}; best {percent(best)}", run.last("untrained_knn")
+        more += f"; untrained {percent(floor)}" if isfinite(floor) else ""
+        shown.append(("kNN accuracy", percent(knn[-1][1]), more))
     if loss:
         shown.append(("loss", f"{loss[-1][1]:.3f}", f"from {loss[0][1]:.3f}"))
     more = "up and down" if result is not None else "up and down, so far"
@@ -61,9 +65,22 @@ def _how_global(run: RunData) -> str:
     return f"{whose}linear probe, uniform test set"
 
 
+def _best(run: RunData, which: str) -> str:
+    name, value = short_best(run.controls[which])
+    return f"; best control {name} {percent(value)}" if name else ""
+
+
+def verdict(run: RunData, worth: bool = True) -> str:
+    """The sentence of a run that beat its controls, or of one that did not; else nothing."""
+    result = run.result
+    return result.verdict() if result is not None and all(m.worth for m in result.measured()) == worth else ""
+
+
 def warnings(run: RunData) -> list[str]:
     """Warnings for the reader."""
-    found = collapse_warnings(run)
+    found = [words for words in (verdict(run, worth=False), *collapse_warnings(run)) if words]
+    fallen = knn_warning(run.last("knn"), run.last("untrained_knn"))
+    found += [f"{fallen}."] if fallen else []
     rejected = [item for line in run.rounds for item in line.get("rejected", {}).items()]
     if rejected:
         times, reasons = Counter(name for name, _ in rejected), dict(rejected)
@@ -104,11 +121,12 @@ def server_work(run: RunData) -> str:
     work = run.algorithm.work(c, c.participants(max(len(run.clients), 1)))
     parts = []
     if work.dequantize_epochs is not None:
-        parts.append(f"{counted(work.dequantize_epochs, 'de-quantization epoch')} per client")
-    if work.buffer_epochs:
-        parts.append(f"{counted(work.buffer_epochs, 'epoch')} of one model on the buffer")
-    if work.union_epochs:
-        parts.append(f"{counted(work.union_epochs, 'epoch')} of one model on all clients' images at the clients' lr")
+        parts.append(f"{_length(work.dequantize_epochs, work.dequantize_steps, 'de-quantization ')} per client")
+    if work.buffer_epochs or work.buffer_steps:
+        parts.append(f"{_length(work.buffer_epochs, work.buffer_steps)} of one model on the buffer")
+    if work.union_epochs or work.union_steps:
+        whose = "of one model on all clients' images at the clients' lr"
+        parts.append(f"{_length(work.union_epochs, work.union_steps)} {whose}")
     if work.requantize_epochs:
         parts.append(f"{counted(work.requantize_epochs, 're-quantization epoch')} per bitwidth")
     rate = [f"lr {c.lr if c.server.lr is None else c.server.lr:g}"] if parts else []
@@ -119,6 +137,11 @@ def server_work(run: RunData) -> str:
     return "; ".join([*parts, *rate]) or "nothing"
 
 
+def _length(epochs: int, steps: int, kind: str = "") -> str:
+    """``2 epochs`` or ``40 steps``."""
+    return counted(steps, f"{kind}step") if steps else counted(epochs, f"{kind}epoch")
+
+
 def link(target: Path, base: Path) -> str | None:
     """A relative link, which works if page and run are moved together; None if the file does not exist."""
     if not target.is_file():
@@ -127,4 +150,4 @@ def link(target: Path, base: Path) -> str | None:
     return quote(relative) if not relative.startswith("/") else f"file://{quote(relative)}"
 
 
-__all__ = ["bits_summary", "headline", "link", "server_work", "software", "tiles", "updated", "warnings"]
+__all__ = ["bits_summary", "headline", "link", "server_work", "software", "tiles", "updated", "verdict", "warnings"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedqssl.config import RunConfig, load_run_config
-from fedqssl.config.keys import nearest_key
+from fedqssl.config.keys import INSTEAD, nearest_key
 from fedqssl.config.load import accuracy_settings
 from fedqssl.config.schema import known_keys
 from fedqssl.runs import RunError, RunResult
@@ -165,11 +165,11 @@ class Comparison:
 
     def _title(self) -> str:
         configs = [next(iter(group.runs.values())).config for group in self.groups]
-        first, free = configs[0], set(self.across)
+        first, free = configs[0], {INSTEAD.get(key, key) for key in self.across}
         parts = {
             "data": f" on {first.data}",
             "rounds": f", rounds {first.rounds}",
-            "local_epochs": f", E {first.local_epochs}",
+            "local_epochs": f", {first.local_work} a round",
         }
         shown = "".join(text for key, text in parts.items() if key not in free)
         return f"{sum(len(g.runs) for g in self.groups)} runs{shown}"

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from fedqssl.engines.pool import Pool
 from fedqssl.evaluation import extract_features, knn_accuracy, linear_probe
-from fedqssl.evaluation.classifier import fit_classifier
+from fedqssl.evaluation.classifier import fit_classifier, logistic_accuracy
 from fedqssl.evaluation.collapse import Collapse, collapse_signals
 from fedqssl.federated.context import Context, Simulation
 from fedqssl.federated.randomness import derived_seed, generator
@@ -88,7 +88,9 @@ def _probed(context: Context, model: fx.GraphModule) -> float:
     """Full-precision linear classifier on the frozen model, trained on the centralized training set."""
     assert context.test.labels is not None
     x, labels, y = _features(context.task.extractor(model, context.train.images.shape[-1]), context)
-    return linear_probe(x, labels, y, context.test.labels, context.task.classes).accuracy
+    if context.config.evaluation.probe == "fixed":
+        return linear_probe(x, labels, y, context.test.labels, context.task.classes).accuracy
+    return logistic_accuracy(x, labels, y, context.test.labels, context.task.classes)
 
 
 def _classified(model: fx.GraphModule, images: Tensor, labels: Tensor) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fedqssl.evaluation.controls import WORDS
 from fedqssl.federated.context import Context
 from fedqssl.federated.protocol import protocol
-from fedqssl.runs.controls import run_controls
+from fedqssl.runs.controls import run_controls, steps_taken
 from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.evaluate import evaluate, unmeasured
 from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
@@ -55,6 +55,8 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
         peak_memory_bytes=equipment.pool.peak_memory(),
         protocol=protocol(config),
         controls=controls,
+        steps=steps_taken(context),
+        knn_gain=_knn_gain(folder),
     )
     figures = draw(context, folder)
     if not figures:
@@ -62,6 +64,12 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
     folder.write("summary.md", summary(result, figures, why))
     folder.write("result.json", result.to_json())
     return result
+
+
+def _knn_gain(folder: RunFolder) -> float | None:
+    known = [(line.get("knn"), line.get("untrained_knn")) for line in folder.lines()]
+    gains = [knn - untrained for knn, untrained in known if knn is not None and untrained is not None]
+    return gains[-1] if gains else None
 
 
 def _hand_out(
@@ -81,14 +89,15 @@ def summary(result: RunResult, figures: list[str], unmeasured: str | None = None
     lines = [f"# {result.headline()}", "", f"Protocol `{result.protocol}`, seed {result.seed}.", ""]
     lines += [line for line in (result.verdict(), "") if result.controls is not None]
     lines += [f"{unmeasured[0].upper()}{unmeasured[1:]}.", ""] if unmeasured else []
-    lines += ["| client | bits | images | local accuracy | best control | bytes up | bytes down |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    lines += ["| client | bits | images | local accuracy | untrained | best control | bytes up | bytes down |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
     for name, c in result.clients.items():
-        cells = name, c.bits, c.samples, percent(c.local_accuracy), c.control(), c.bytes_up, c.bytes_down
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        cells = name, c.bits, c.samples, percent(c.local_accuracy), c.untrained(), c.control()
+        lines.append(f"| {' | '.join(map(str, (*cells, c.bytes_up, c.bytes_down)))} |")
     if result.controls is not None:
-        lines += ["", "| control of the global accuracy | accuracy |", "|---|---|"]
-        lines += [f"| {WORDS[name]} | {percent(found)} |" for name, found in result.controls.items()]
+        own = {name: percent(found) for name, found in result.local_controls().items()}
+        lines += ["", "| control | of the global accuracy | of the mean local accuracy |", "|---|---|---|"]
+        lines += [f"| {WORDS[n]} | {percent(found)} | {own.get(n, '-')} |" for n, found in result.controls.items()]
     lines += ["", f"Bytes up {result.bytes_up}, down {result.bytes_down}.", ""]
     lines += [f"![{name}]({name})" for name in figures] + [""]
     return "\n".join(lines)

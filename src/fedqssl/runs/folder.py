@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedqssl.federated.server_state import ServerState, state_from_bytes, state_to_bytes
 from fedqssl.files import finite, locked, read_json, write_atomically
@@ -202,6 +203,10 @@ class RunFolder:
             file.write(json.dumps(finite(line), allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``."""
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()] if self.metrics.exists() else []
 
     def cut_metrics(self, rounds_done: int) -> None:
         """Drop lines of rounds after the last checkpoint: they will be run again."""

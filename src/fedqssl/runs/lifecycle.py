@@ -7,10 +7,10 @@ import json
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,12 +25,14 @@ from fedqssl.engines.flower import check_flower
 from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.pool import Pool
 from fedqssl.evaluation.collapse import Collapse
+from fedqssl.evaluation.controls import knn_warning
 from fedqssl.federated.algorithms import AlgorithmError, get_algorithm
 from fedqssl.federated.context import Context, FleetContext, Simulation, build_simulation
 from fedqssl.federated.optimizers import configured_server
 from fedqssl.federated.protocol import protocol
 from fedqssl.files import absolute
 from fedqssl.quant import kernels
+from fedqssl.runs.controls import untrained_knn
 from fedqssl.runs.describe import describe_data
 from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.finalize import finalize
@@ -253,6 +255,9 @@ def play_to_end(context: Context, checkpoint: Checkpoint, equipment: Equipment) 
     """The rounds after a checkpoint, each with a checkpoint of its own, then the evaluation."""
     config, folder, progress = context.config, equipment.folder, equipment.progress
     folder.cut_metrics(checkpoint.rounds_done)
+    before = folder.lines()
+    untrained = before[-1].get("untrained_knn") if before else untrained_knn(context)
+    fallen = any(_fallen(line) for line in before)
     if checkpoint.rounds_done:
         progress.say(f"resuming after round {checkpoint.rounds_done} of {config.rounds}")
     began, first = time.monotonic(), checkpoint.rounds_done
@@ -261,15 +266,23 @@ def play_to_end(context: Context, checkpoint: Checkpoint, equipment: Equipment) 
             progress.round(round_number + 1, config.rounds)
             context, checkpoint = equipment.arrivals(context, checkpoint)
             checkpoint, line = play_round(context, equipment.engine, equipment.pool, checkpoint, round_number)
+            line["untrained_knn"] = untrained
             folder.append_metrics(line)
             folder.save(checkpoint)
             left = (time.monotonic() - began) / (round_number + 1 - first) * (config.rounds - round_number - 1)
             progress.say(round_line(line, config.rounds, left))
             _warn(line, progress)
+            if not fallen and (warning := _fallen(line)):
+                progress.say(f"warning: {warning}")
+                fallen = True  # once is enough
             tracker.round(line)
         result = finalize(context, checkpoint, equipment)
         tracker.result(result)
         return result
+
+
+def _fallen(line: Mapping[str, Any]) -> str | None:
+    return knn_warning(line.get("knn"), line.get("untrained_knn"))
 
 
 def _warn(line: dict[str, object], progress: Progress) -> None:

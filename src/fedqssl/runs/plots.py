@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from fedqssl import plotting
@@ -22,13 +21,16 @@ def draw(context: Context, folder: RunFolder) -> list[str]:
 
 def _curves(folder: RunFolder) -> Any:
     """Mean client loss, kNN accuracy and aggregation weights over rounds."""
-    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    lines = folder.lines()
     rounds = [line["round"] for line in lines]
     figure, axes = plotting.subplots(1, 3, figsize=(12, 3.6))
     axes[0].plot(rounds, [line["loss"] for line in lines], marker="o")
     axes[0].set(title="Training loss", xlabel="round", ylabel="mean loss, last epoch of the round")
     known = [(r, 100 * line["knn"]) for r, line in zip(rounds, lines, strict=True) if line["knn"] is not None]
     axes[1].plot([r for r, _ in known], [v for _, v in known], marker="o", color="tab:green")
+    if lines and (floor := lines[-1].get("untrained_knn")) is not None:
+        axes[1].axhline(100 * floor, color="grey", linestyle="--", label="untrained network")
+        axes[1].legend(fontsize=6)
     axes[1].set(title="kNN accuracy of the global model", xlabel="round", ylabel="%")
     names = sorted({name for line in lines for name in line["weights"]})
     for name in names:

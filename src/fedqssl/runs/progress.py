@@ -35,6 +35,8 @@ def seconds(left: float) -> str:
 def round_line(line: dict[str, Any], rounds: int, left: float) -> str:
     """One line per round: loss, kNN, bytes, time left."""
     knn = f"  kNN {100 * line['knn']:.1f}%" if line["knn"] is not None else ""
+    if knn and (floor := line.get("untrained_knn")) is not None:
+        knn += f" (untrained {100 * floor:.1f}%)"
     loss = f"  loss {line['loss']:.3f}" if line["loss"] is not None else ""
     traffic = (line["bytes_up"] + line["bytes_down"]) / 2**20
     return f"round {line['round']}/{rounds}{loss}{knn}  {traffic:.1f} MiB  {seconds(left)} left"

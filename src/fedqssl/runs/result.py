@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
 from rich.table import Table
 
-from fedqssl.evaluation.controls import best_control, verdict
+from fedqssl.evaluation.controls import SHORT, Measured, best_control, verdict
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,25 @@ class ClientResult:
     controls: Mapping[str, float] | None = None
 
     def control(self) -> str:
-        """The best control with its name: ``45.0% (hog)``."""
+        """The best control with its name: ``45.0% (HOG)``."""
         if self.controls is None:
             return "-"
         name, best = best_control(self.controls)
-        return f"{percent(best)} ({name})"
+        return f"{percent(best)} ({SHORT[name]})"
+
+    def untrained(self) -> str:
+        """Accuracy of the untrained network in the client's bits, with the same kind of classifier."""
+        found = (self.controls or {}).get("untrained")
+        return "-" if found is None else percent(found)
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The figures of a finished run; accuracies and ``controls`` are None where they were not measured."""
+    """The figures of a finished run; accuracies and ``controls`` are None where they were not measured.
+
+    ``steps`` is how many training steps, one after the other, its model is made of; ``knn_gain`` its last kNN accuracy minus the
+    untrained network's.
+    """
 
     folder: Path
     algorithm: str
@@ -50,12 +60,26 @@ class RunResult:
     peak_memory_bytes: int
     protocol: str
     controls: Mapping[str, float] | None = None
+    steps: int | None = None
+    knn_gain: float | None = None
+
+    def local_controls(self) -> dict[str, float]:
+        """Mean over the clients of each control; empty if none were measured."""
+        known = [c.controls for c in self.clients.values() if c.controls is not None]
+        return {name: fmean(c[name] for c in known) for name in known[0]} if known else {}
+
+    def measured(self) -> list[Measured]:
+        """The global and the mean local accuracy with their controls, where these were measured."""
+        found = (
+            ("global accuracy", self.global_accuracy, self.controls or {}),
+            ("mean local accuracy", self.local_accuracy, self.local_controls()),
+        )
+        return [Measured(name, value, controls) for name, value, controls in found if value is not None and controls]
 
     def verdict(self) -> str:
-        """Whether the run beat its controls, in one sentence; empty if that was not measured."""
-        if self.controls is None or self.global_accuracy is None:
-            return ""
-        return verdict(self.global_accuracy, self.controls)
+        """Whether the run beat its controls, and what to try if it did not; empty if that was not measured."""
+        found = self.measured()
+        return verdict(found, self.steps, self.knn_gain) if found else ""
 
     def to_json(self) -> str:
         """The text of ``result.json``."""
@@ -76,7 +100,7 @@ class RunResult:
 
     def table(self) -> Table:
         """The closing table: a row per client, then the whole."""
-        columns = "client", "bits", "images", "local accuracy", "best control", "sent", "received"
+        columns = "client", "bits", "images", "local accuracy", "untrained", "best control", "sent", "received"
         table = Table(*columns, title=self.headline(), caption=self.verdict() or None)
         for name, c in self.clients.items():
             table.add_row(
@@ -84,6 +108,7 @@ class RunResult:
                 str(c.bits),
                 str(c.samples),
                 percent(c.local_accuracy),
+                c.untrained(),
                 c.control(),
                 f"{c.bytes_up / 1024:.0f} KiB",
                 f"{c.bytes_down / 1024:.0f} KiB",

@@ -120,12 +120,13 @@ def _server_round(operators: ServerOperators, state: ServerState, arrived: Arriv
         raise RunError(
             f"round {round_number + 1}: the server's training diverged ({error}); lower server.lr"
         ) from error
-    model = _full_precision(context, served)
-    aggregated = to_bytes(model if w is served else _full_precision(context, w))
+    model = full_precision(context, served)
+    aggregated = to_bytes(model if w is served else full_precision(context, w))
     return _After(found, state, payloads, aggregated, model)
 
 
-def _full_precision(context: Context, state: State) -> fx.GraphModule:
+def full_precision(context: Context, state: State) -> fx.GraphModule:
+    """The run's model without rounding, with this state."""
     model = context.task.converted(32)
     write_state(model, state)
     return model
@@ -168,8 +169,8 @@ def _arrived(context: Context, names: list[str], valid: Replies) -> Arrived:
         samples={n: metrics.samples for n, (_, metrics) in valid.items()},
         clients=tuple(names),
         bits=context.bits,
-        dequantize_epochs=config.server.dequantize_epochs,
         local_epochs=config.local_epochs,
+        local_steps=config.local_steps,
         temperature=config.aggregation.temperature,
     )
 
@@ -183,9 +184,11 @@ def _line(number: int, lr: float, after: Round, replies: Replies) -> dict[str, A
         "loss": sum(last) / len(last) if last else after.server_loss,
         "client_loss": {n: list(m.losses) for n, (_, m) in replies.items()},
         "skipped_steps": sum(m.skipped_steps for _, m in replies.values()),
+        "server_loss": after.server_loss,
+        "server_step_size": after.step_size,
         "dequantize_loss": dict(after.losses),
         "weights": dict(after.weights),
     }
 
 
-__all__ = ["first_checkpoint", "learning_rate", "play_round", "sampled", "server_learning_rate"]
+__all__ = ["first_checkpoint", "full_precision", "learning_rate", "play_round", "sampled", "server_learning_rate"]

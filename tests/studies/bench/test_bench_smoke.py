@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,6 +142,18 @@ def test_learning_cells_are_paired_resumed_and_refuse_another_recipe(tmp_path):
     assert [row[0] for row in rows] == ["4", "fp32"] and rows[1][3] == "-"
     with pytest.raises(ValueError, match="another recipe"):
         run_cells(cells, data, data, tmp_path, Recipe(width=8, epochs=2), options, said.append)
+    other = replace(recipe, model="resnet9", features="stages", views_size=16)
+    with pytest.raises(ValueError, match="another recipe"):
+        run_cells(cells, data, data, tmp_path, other, options, said.append)
+    (cell,) = run_cells([(8, 0)], data, data, tmp_path, other, options, said.append)
+    assert cell.recipe["views_size"] == 16 and cell.recipe["model"] == "resnet9"
     unlabeled = ImageSet(data.images, None, None)
     with pytest.raises(ValueError, match="labels"):
         run_cells(cells, unlabeled, data, tmp_path, recipe, options, said.append)
+
+
+def test_committed_cells_are_those_of_the_default_recipe():
+    committed = Path(__file__).parents[3] / "docs" / "bench" / "learning"
+    data = scenes(10, "train", 0)
+    (cell,) = run_cells([(8, 0)], data, data, committed, Recipe(width=16), LowBitOptions(), pytest.fail)
+    assert cell.accuracy == pytest.approx(0.4725, abs=1e-6)

@@ -140,7 +140,8 @@ def check_reply(reply: Reply, request: Request, job: Job, samples: int) -> None:
     Losses need not be finite: an epoch with skipped steps has none that is.
     """
     figures = reply.round_number, reply.samples, reply.skipped_steps, reply.seconds
-    if len(reply.losses) > job.epochs or not all(0 <= figure <= MAX_FIGURE for figure in figures):  # NaN is not
+    too_many = len(reply.losses) > (job.epochs or job.steps or 0)
+    if too_many or not all(0 <= figure <= MAX_FIGURE for figure in figures):  # NaN is not
         raise WireError("its figures are out of range")
     if (reply.run, reply.nonce, reply.round_number) != (request.run, request.nonce, job.round_number):
         raise WireError(f"a reply to another message (round {reply.round_number + 1}), perhaps replayed")

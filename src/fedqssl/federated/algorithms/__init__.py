@@ -6,6 +6,7 @@ from fedqssl.federated.algorithms.fed_avg import FED_AVG
 from fedqssl.federated.algorithms.fed_paq import FED_PAQ
 from fedqssl.federated.algorithms.fed_prox import FED_PROX
 from fedqssl.federated.algorithms.fed_qssl import FED_QSSL
+from fedqssl.federated.algorithms.fed_refine import FED_REFINE
 from fedqssl.federated.algorithms.fed_simclr import FED_SIMCLR
 from fedqssl.federated.algorithms.fed_simsiam import FED_SIMSIAM
 from fedqssl.federated.algorithms.local_only import LOCAL_ONLY
@@ -17,6 +18,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     a.name: a
     for a in (
         FED_QSSL,
+        FED_REFINE,
         FED_SIMCLR,
         FED_SIMSIAM,
         FED_AVG,

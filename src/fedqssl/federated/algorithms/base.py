@@ -24,8 +24,8 @@ class Arrived:
     samples: Mapping[str, int]
     clients: tuple[str, ...]
     bits: Mapping[str, int]
-    dequantize_epochs: int = 1
-    local_epochs: int = 1
+    local_epochs: int | None = 1
+    local_steps: int | None = None
     temperature: float = 1.0
 
     def shares(self) -> dict[str, float]:
@@ -40,13 +40,16 @@ class Round:
 
     Args:
         aggregate: the aggregated state, from which training continues; None without federation.
-        hand_out: a state in every client's own bits; applied to the aggregate after the server's optimiser, if
-            any, has changed it.
+        refine: further training of the aggregate on the server, with its loss; applied after the server's optimiser, if any, has
+            changed the aggregate, and before everything else.
+        hand_out: a state in every client's own bits; applied to the aggregate in the end.
         payloads: the next model by client if there is no aggregate; clients that are not listed keep their model.
         weights: aggregation weights by client.
         losses: de-quantization losses by client.
-        server_loss: loss of the server's training without clients.
+        server_loss: loss of the server's training of one model.
         rejected: why valid uploads were left out, by client.
+        parts: the states by client whose average, with ``weights``, is the aggregate, for optimisers that need their spread.
+        step_size: of the server's optimiser, if it chose one.
         served: the state that is evaluated, and handed out after the last round, if it is not the aggregate (``server.ema``).
     """
 
@@ -58,6 +61,9 @@ class Round:
     server_loss: float | None = None
     rejected: Mapping[str, str] = field(default_factory=dict)
     served: State | None = None
+    refine: Callable[[State], tuple[State, float]] | None = None
+    parts: Mapping[str, State] = field(default_factory=dict)
+    step_size: float | None = None
 
 
 Server = Callable[[ServerState, Arrived, ServerOperators], tuple[ServerState, Round]]

@@ -14,8 +14,8 @@ from fedqssl.federated.task import SUPERVISED
 def plain_average(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
     """The server's part: no work on the buffer."""
     weights = arrived.shares()
-    w = average(operators.read(arrived.payloads), weights)
-    return state, Round(w, operators.round_to_bits, weights=weights)
+    states = operators.read(arrived.payloads)
+    return state, Round(average(states, weights), operators.round_to_bits, weights=weights, parts=states)
 
 
 FED_AVG = Algorithm("fed_avg", "FedAvg", "supervised; average by number of images", plain_average, objective=SUPERVISED)

@@ -34,8 +34,10 @@ def add_updates(state: ServerState, arrived: Arrived, operators: ServerOperators
     weights = arrived.shares()
     updates = {name: decode_update(payload) for name, payload in arrived.payloads.items()}
     mean = average(updates, weights)
-    w = {name: x + mean[name] if name in mean else x for name, x in operators.before().items()}
-    return state, Round(w, operators.round_to_bits, weights=weights)
+    before = operators.before()
+    w = {name: x + mean[name] if name in mean else x for name, x in before.items()}
+    parts = {n: {name: before[name] + x for name, x in u.items() if name in before} for n, u in updates.items()}
+    return state, Round(w, operators.round_to_bits, weights=weights, parts=parts)
 
 
 FED_PAQ = Algorithm(

@@ -12,6 +12,7 @@ from fedqssl.config import RunConfig
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
 from fedqssl.federated.algorithms.work import RoundWork
 from fedqssl.federated.server.aggregate import average, softmax_weights
+from fedqssl.federated.server.dequantize import steps_each
 
 
 def fed_qssl(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
@@ -20,14 +21,18 @@ def fed_qssl(state: ServerState, arrived: Arrived, operators: ServerOperators) -
     losses = {name: loss for name, (_, loss) in dequantized.items() if math.isfinite(loss)}
     rejected = {name: "its loss on the buffer is not finite" for name in dequantized if name not in losses}
     weights = softmax_weights(losses, arrived.temperature)
-    w = average({name: dequantized[name][0] for name in losses}, weights)
-    return state, Round(w, operators.requantize, weights=weights, losses=losses, rejected=rejected)
+    parts = {name: dequantized[name][0] for name in losses}
+    w = average(parts, weights)
+    return state, Round(w, operators.requantize, weights=weights, losses=losses, rejected=rejected, parts=parts)
 
 
 def _work(config: RunConfig, participants: int) -> RoundWork:
     server = config.server
     return RoundWork(
-        participants, dequantize_epochs=server.dequantize_epochs, requantize_epochs=server.requantize_epochs
+        participants,
+        dequantize_epochs=server.dequantize_epochs or 0,
+        dequantize_steps=steps_each(server.steps or 0, participants),
+        requantize_epochs=server.requantize_epochs,
     )
 
 

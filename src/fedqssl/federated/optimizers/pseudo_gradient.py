@@ -24,14 +24,23 @@ def with_step(server: Server, name: str, step: Step) -> Server:
         if found.aggregate is None:
             raise ValueError(f"server.optimizer = {name!r} needs an algorithm that aggregates models")
         before = operators.before()
-        d = {n: x - before[n] for n, x in found.aggregate.items() if n in before and not is_statistic(n)}
+        d = step_from(before, found.aggregate)
         moments, added = step({m: part for m, part in kept.items() if part}, d)
         for moment, part in moments.items():
             state = with_part(state, f"{name}/{moment}", part)
-        moved = {n: before[n] + added[n] if n in added else x for n, x in found.aggregate.items()}
-        return state, replace(found, aggregate=moved)
+        return state, replace(found, aggregate=added_to(before, added, found.aggregate))
 
     return stepped
 
 
-__all__ = ["Step", "with_step"]
+def step_from(before: State, w: State) -> State:
+    """``w - before`` of everything that is optimised."""
+    return {n: x - before[n] for n, x in w.items() if n in before and not is_statistic(n)}
+
+
+def added_to(before: State, step: State, aggregate: State) -> State:
+    """``before + step``, with the aggregate's statistics."""
+    return {n: before[n] + step[n] if n in step else x for n, x in aggregate.items()}
+
+
+__all__ = ["Step", "added_to", "step_from", "with_step"]

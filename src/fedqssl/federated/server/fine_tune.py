@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.state import State, read_state, write_state
-from fedqssl.federated.task import Task, batches, train_epoch
+from fedqssl.federated.task import Task, batches, train_steps
 from fedqssl.lowbit import LowBitSGD
 
 SETTLE_BATCHES = 100
@@ -21,36 +22,37 @@ def fine_tune(
     images: Tensor,
     task: Task,
     purpose: tuple[object, ...],
-    epochs: int,
+    steps: int,
     lr: float,
-    done: Callable[[int], None] = lambda epoch: None,
+    done: Callable[[int], None] = lambda steps: None,
 ) -> tuple[State, float]:
-    """The state after ``epochs`` of plain SGD, and the mean loss of the last one (with no epochs: of a pass without updates).
+    """The state after so many steps of plain SGD, and the mean loss of the last epoch (without steps: of a pass without updates).
 
     Batches and views derive from (seed, purpose): equal purposes see the same ones.
     """
     full = task.converted(32)
     write_state(full, state)
     draws = generator(task.seed, *purpose)
-    opt, loss = LowBitSGD(full, lr), float("nan")
-    for epoch in range(epochs):
-        loss = train_epoch(full, opt, images, task, draws)
-        done(epoch + 1)
-    if not epochs:
-        loss = train_epoch(full, None, images, task, draws)
-    return {**state, **read_state(full)}, loss
+    opt = LowBitSGD(full, lr) if steps else None
+    losses = train_steps(full, opt, images, task, draws, steps or task.steps(len(images)), done=done)
+    return {**state, **read_state(full)}, losses[-1]
 
 
 @torch.no_grad()
-def settle(state: State, images: Tensor, task: Task) -> State:
-    """The same weights with batch-norm statistics of these images' views: forward passes, no updates."""
+def settle(state: State, images: Tensor, task: Task, evenly: int | None = None) -> State:
+    """The same weights with batch-norm statistics of these images' views: forward passes, no updates.
+
+    ``evenly`` is a number of batches that count alike: ten are as good as a moving average over a hundred.
+    """
     full = task.converted(32)
     write_state(full, state)
     full.train()
+    for norm in (m for m in full.modules() if evenly and isinstance(m, _BatchNorm)):
+        norm.momentum = None
     draws = generator(task.seed, "settling")
     count = 0
-    while count < SETTLE_BATCHES:
-        for index in batches(len(images), task.batch_size, draws):
+    while count < (evenly or SETTLE_BATCHES):
+        for index in batches(len(images), task.batch_size, draws)[:evenly]:
             full(task.two_views(images[index], draws))
             count += 1
     return {**state, **read_state(full)}

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from fedqssl.config import RunConfig
-from fedqssl.federated.server.dequantize import dequantize
+from fedqssl.federated.server.dequantize import dequantize, steps_each
 from fedqssl.federated.server.fine_tune import fine_tune, settle
 from fedqssl.federated.server.requantize import requantize
 from fedqssl.federated.state import State, read_payload
@@ -60,10 +60,11 @@ class Jobs(Protocol):
         ...
 
 
-def _dequantize(context: ServerContext, bits: int, payload: bytes, round_number: int, lr: float) -> tuple[State, float]:
-    epochs = context.config.server.dequantize_epochs
+def _dequantize(
+    context: ServerContext, bits: int, payload: bytes, round_number: int, lr: float, steps: int
+) -> tuple[State, float]:
     try:
-        return dequantize(payload, bits, context.buffer(), context.task, round_number, epochs, lr)
+        return dequantize(payload, bits, context.buffer(), context.task, round_number, steps, lr)
     except NonFiniteError:
         return {}, float("nan")
 
@@ -102,10 +103,20 @@ class ServerOperators:
         """The float states of received models."""
         return {n: read_payload(payloads[n], self.context.bits[n], self.context.task) for n in sorted(payloads)}
 
+    def server_steps(self, models: int) -> int:
+        """Steps on the buffer in this round, in all: ``server.steps``, or the configured epochs for each of so many models."""
+        server = self.context.config.server
+        if server.dequantize_epochs is None:
+            return server.steps or 0
+        return server.dequantize_epochs * self.context.task.steps(len(self.context.buffer())) * models
+
     def dequantize(self, payloads: Mapping[str, bytes]) -> dict[str, tuple[State, float]]:
-        """De-quantize each client's model on the buffer: ``w'_k`` and ``L_DQ_k``, NaN for one that diverges."""
-        bits = self.context.bits
-        jobs = {n: (bits[n], payloads[n], self.round_number, self.server_lr) for n in sorted(payloads)}
+        """De-quantize each client's model on the buffer: ``w'_k`` and ``L_DQ_k``, NaN for one that diverges.
+
+        All get the same number of steps (:func:`steps_each`).
+        """
+        bits, each = self.context.bits, steps_each(self.server_steps(len(payloads)), len(payloads))
+        jobs = {n: (bits[n], payloads[n], self.round_number, self.server_lr, each) for n in sorted(payloads)}
         return self.jobs.run("de-quantize", _dequantize, jobs)
 
     def requantize(self, state: State, epochs: int | None = None) -> dict[str, bytes]:
@@ -120,20 +131,20 @@ class ServerOperators:
         """A state in every client's own bits, rounded to nearest: no work on the buffer."""
         return self.requantize(state, epochs=0)
 
-    def train(self, state: State, where: Where, epochs: int) -> tuple[State, float]:
-        """Full-precision epochs on the buffer or, at the clients' learning rate, on all their images; and the last loss."""
+    def train(
+        self, state: State, where: Where, epochs: int | None = None, *, steps: int | None = None
+    ) -> tuple[State, float]:
+        """Full-precision training, epochs or steps, on the buffer or, at the clients' learning rate, on all their images.
+
+        Also returns the mean loss of the last epoch.
+        """
         images, lr = (
             (self.context.buffer(), self.server_lr) if where == "buffer" else (self.context.everyone(), self.lr)
         )
-        purpose = (where, self.round_number)
+        task, purpose = self.context.task, (where, self.round_number)
+        count = (epochs or 0) * task.steps(len(images)) if steps is None else steps
         return fine_tune(
-            state,
-            images,
-            self.context.task,
-            purpose,
-            epochs,
-            lr,
-            lambda done: self.jobs.tick(f"training on {where}", done, epochs),
+            state, images, task, purpose, count, lr, lambda done: self.jobs.tick(f"training on {where}", done, count)
         )
 
     def settle(self, state: State) -> State:

@@ -22,7 +22,10 @@ from fedqssl.runs.round import first_checkpoint, learning_rate, play_round
 from fedqssl.studies.bench.records import Record, settings_of, value_rows
 
 WORK = {
-    "training": [f"fedqssl.federated.{m}.train_epoch" for m in ("client", "server.fine_tune", "server.requantize")],
+    "training": [
+        *(f"fedqssl.federated.{m}.train_steps" for m in ("client", "server.fine_tune")),
+        "fedqssl.federated.server.requantize.train_epoch",
+    ],
     "evaluation": ["fedqssl.runs.round.knn_monitor", "fedqssl.runs.round.collapse_monitor"],
     "packing": [
         *(f"fedqssl.federated.{m}.load_bytes" for m in ("client", "state", "server.validate")),

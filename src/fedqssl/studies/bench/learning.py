@@ -15,17 +15,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedqssl.data.parquet import ImageSet
+from fedqssl.evaluation.classifier import logistic_accuracy
 from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.probe import linear_probe
 from fedqssl.files import write_atomically
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
-from fedqssl.models import projector, resnet18
-from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
+from fedqssl.models import projector
+from fedqssl.models.features import features_of
+from fedqssl.models.network import SelfSupervisedNetwork
+from fedqssl.models.registry import build_model
 from fedqssl.ssl.simclr import nt_xent
-from fedqssl.ssl.views import two_views
+from fedqssl.ssl.views import ViewConfig, two_views
 
 Say = Callable[[str], None]
 
@@ -41,6 +44,17 @@ class Recipe:
     """The learning rate after ``warmup_epochs``; half a cosine brings it to zero."""
     temperature: float = 0.5
     warmup_epochs: int = 1
+    model: str = "resnet18"
+    features: str = "pooled"
+    views_size: int | None = None
+    """Side of the views; by default that of the images."""
+
+    def since_then(self) -> dict[str, object]:
+        """As a dictionary, without newer settings that are at their defaults: cells from before know nothing of them."""
+        return {k: v for k, v in asdict(self).items() if k not in _NEWER or v != _NEWER[k]}
+
+
+_NEWER: dict[str, object] = {"model": "resnet18", "features": "pooled", "views_size": None}
 
 
 @dataclass(frozen=True)
@@ -64,10 +78,10 @@ def _rate(step: int, steps: int, warmup: int) -> float:
 
 
 def build(bits: int, recipe: Recipe, options: LowBitOptions, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """ResNet-18 with projector and its optimiser; 32 bits is plain torch in channels_last."""
+    """The encoder with projector and its optimiser; 32 bits is plain torch in channels_last."""
     torch.manual_seed(seed)
-    encoder = resnet18(recipe.width)
-    model: nn.Module = SelfSupervisedNetwork(encoder, projector(encoder.feature_dim))
+    encoder = build_model(recipe.model, recipe.width)
+    model: nn.Module = SelfSupervisedNetwork(encoder, projector(int(encoder.feature_dim)))  # type: ignore[arg-type]
     if bits == 32:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model, torch.optim.SGD(model.parameters(), lr=recipe.lr)
@@ -89,6 +103,7 @@ def train_cell(
     model, opt = build(32 if bits == 0 else bits, recipe, options, seed)
     epochs = 0 if bits == 0 else recipe.epochs
     generator = torch.Generator().manual_seed(1000 + seed)
+    views = ViewConfig(size=recipe.views_size)
     per_epoch = len(train.images) // recipe.batch_size
     steps = epochs * per_epoch
     mean = math.nan
@@ -101,7 +116,7 @@ def train_cell(
             for group in opt.param_groups:
                 group["lr"] = recipe.lr * _rate(epoch * per_epoch + i, steps, recipe.warmup_epochs * per_epoch)
             opt.zero_grad()
-            loss = nt_xent(model(two_views(batch, generator)), recipe.temperature)
+            loss = nt_xent(model(two_views(batch, generator, views)), recipe.temperature)
             torch.autograd.backward(loss)
             opt.step()
             total += float(loss.detach())
@@ -110,12 +125,18 @@ def train_cell(
         progress(f"bits {bits} seed {seed} epoch {epoch + 1}/{epochs} loss {mean:.4f} cpu {spent:.0f} s")
     assert train.labels is not None and test.labels is not None
     classes = max(int(train.labels.max()), int(test.labels.max())) + 1
-    encoder = feature_extractor(model)
-    features = extract_features(encoder, train.images), extract_features(encoder, test.images)
-    result = linear_probe(features[0], train.labels, features[1], test.labels, classes)
-    progress(f"bits {bits} seed {seed} accuracy {100 * result.accuracy:.2f}")
     spent = time.process_time() - started
-    return LearningCell(bits, seed, result.accuracy, mean, spent, asdict(recipe), asdict(options))
+    encoder = features_of(model, recipe.features)
+    features = extract_features(encoder, train.images), extract_features(encoder, test.images)
+    probe = logistic_accuracy if recipe.features != "pooled" else _fixed_probe
+    accuracy = probe(features[0], train.labels, features[1], test.labels, classes)
+    progress(f"bits {bits} seed {seed} accuracy {100 * accuracy:.2f}")
+    return LearningCell(bits, seed, accuracy, mean, spent, recipe.since_then(), asdict(options))
+
+
+def _fixed_probe(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, classes: int) -> float:
+    """The probe that cells with pooled features have always had: short features need no choice of weight decay."""
+    return linear_probe(x, y, test_x, test_y, classes).accuracy
 
 
 def run_cells(
@@ -140,7 +161,7 @@ def run_cells(
             cell = train_cell(bits, seed, train, test, recipe, options, progress)
             write_atomically(path, (json.dumps(asdict(cell), indent=1) + "\n").encode())
         cell = LearningCell(**json.loads(path.read_text()))
-        if cell.recipe != asdict(recipe):
+        if cell.recipe != recipe.since_then():
             raise ValueError(f"{path} was created with another recipe ({cell.recipe}); choose another --out")
         results.append(cell)
     return results

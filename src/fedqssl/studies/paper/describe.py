@@ -21,12 +21,16 @@ def protocol_line(config: RunConfig) -> str:
     server = config.server
     rate = "" if server.lr is None else f" at lr {server.lr:g}"
     plural = "" if config.rounds == 1 else "s"
+    local = config.local_work if config.local_epochs is None else f"E = {config.local_epochs}"
+    work = f"{server.dequantize_epochs} + {server.requantize_epochs} epochs"
+    if server.dequantize_epochs is None:
+        work = f"{server.steps} steps in all and {server.requantize_epochs} epochs of re-quantization"
     probe = config.evaluation.probe_images
     return (
         f"{config.clients} clients, bits {bits_text(config.bits)}, {split} split of {images} training images of {config.data}; "
-        f"{config.model} at width {config.width}; {config.rounds} round{plural}, E = {config.local_epochs}, "
+        f"{config.model} at width {config.width}; {config.rounds} round{plural}, {local}, "
         f"batch {config.batch_size}, lr {config.lr:g} ({config.lr_schedule}); server: buffer {100 * config.buffer_ratio:g}%, "
-        f"{server.dequantize_epochs} + {server.requantize_epochs} epochs{rate}, aggregation temperature "
+        f"{work}{rate}, aggregation temperature "
         f"{config.aggregation.temperature:g}; global accuracy: "
         f"linear probe on {'all' if probe is None else f'{probe:,}'} training images (supervised rows: their own classifier), "
         "whole test set; local: in each client's bits, on its own held-out images"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedqssl.config import load_config
+from fedqssl.config.keys import layered
 from fedqssl.runs.cells import Cell
 from fedqssl.runs.measured import Measured, measure, seeds_in
 from fedqssl.studies.paper.catalogue import DATASETS, EMBEDDED, AblationFigure, Experiment, Row
 from fedqssl.studies.paper.scales import Scale
 
-AS_IN_THE_PAPER = {"evaluation.classifier": "sgd", "evaluation.controls": "none"}
-"""Clients train their classifiers by SGD in their bits; the tables have controls of their own."""
+AS_IN_THE_PAPER = {"evaluation.classifier": "sgd", "evaluation.probe": "fixed", "evaluation.controls": "none"}
+"""Clients train their classifiers by SGD in their bits; the probe is that of earlier cells; tables have their own controls."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Plan:
     def cell(self, dataset: str, row: Row, seed: int, setting: tuple[str, float] | None = None) -> Cell:
         """The run of a row at a seed; ``setting`` is a point of an ablation, the plain cell if it changes nothing."""
         base = self.scale.bases[dataset]
-        changes: dict[str, Any] = {**AS_IN_THE_PAPER, **base.changes, **self.scale.algorithms.get(row.algorithm, {})}
+        changes = layered(AS_IN_THE_PAPER, base.changes, self.scale.algorithms.get(row.algorithm, {}))
         label = base.label
         if dataset in self.data:
             changes["data"] = self.data[dataset]
@@ -49,7 +49,7 @@ class Plan:
         point = ""
         if setting is not None:
             key, value = setting
-            moved = load_config(base.preset, {**changes, key: value})
+            moved = load_config(base.preset, layered(changes, {key: value}))
             point = "" if moved == config else f"-{key}={value:g}"
             config = moved
         return Cell(f"{label}-{row.precision}-{row.algorithm}{point}-seed{seed}", config)
