@@ -144,10 +144,12 @@ def test_supervised_algorithms_need_labels(capsys, algorithm):
     assert f"{algorithm} trains with labels, but folder:{Path.cwd()}/photos has none; use fed_qssl" in error
 
 
-def test_partitions_by_label_need_labels(capsys):
+def test_partitions_by_label_become_iid_without_labels(capsys):
     pictures(Path("photos"))
-    error = refused(capsys, "smoke", *SMALL, "data=folder:photos", "partition=dirichlet", "--out", "out")
-    assert "use iid or natural" in error
+    assert len(works("data=folder:photos", "partition=dirichlet", "algorithm=untrained")["clients"]) == 2
+    said = capsys.readouterr().out
+    assert "folder:photos has no labels, so all of its images are used for training and partition is iid" in said
+    assert 'partition = "iid"' in Path("out/config.toml").read_text()
 
 
 def test_an_existing_folder(capsys):

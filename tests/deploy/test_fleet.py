@@ -167,6 +167,10 @@ def test_errors_are_one_line(fleet, tmp_path, capsys):
     assert "no such folder" in said("deploy", "server", fleet.path, "--buffer", f"folder:{gone}")
     assert "--bits and --data" in said("deploy", "client", fleet.path, "--name", "car-1")
     bits = said("deploy", "client", fleet.path, "--name", "car-1", "--bits", "20", "--data", "scenes")
+    bursts = said(
+        "deploy", "client", fleet.path, "--name", "car-1", "--bits", "4", "--data", "scenes", "--group", "prefix"
+    )
+    assert bursts == "group = 'prefix' is for folder:PATH; leave it out with data=scenes"
     assert "--bits takes whole numbers from 1 to 16" in bits
     assert "no such folder" in said(
         "deploy", "client", fleet.path, "--name", "car-1", "--bits", "4", "--data", f"folder:{gone}"

@@ -10,6 +10,7 @@ from PIL import Image
 
 import fedqssl
 from fedqssl.config import load_config
+from fedqssl.data.from_config import settled
 from fedqssl.data.scenes import scenes
 from fedqssl.federated.context import build_simulation
 from fedqssl.federated.protocol import protocol
@@ -59,7 +60,7 @@ def test_a_run_goes_on_from_another_folder(phones, tmp_path, monkeypatch):
     whole = start(load_config("smoke", {**TINY, **changes, "data": f"folder:{phones}/phones"}), tmp_path / "b", say=str)
     assert model_bytes(tmp_path / "a") == model_bytes(tmp_path / "b") and result.protocol == whole.protocol
     monkeypatch.chdir(phones)
-    assert protocol(load_config("smoke", {**TINY, **changes})) == whole.protocol
+    assert protocol(settled(load_config("smoke", {**TINY, **changes}))[0]) == whole.protocol
 
 
 def test_a_run_does_not_go_on_with_other_settings(tmp_path, monkeypatch):

@@ -43,6 +43,9 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Torch threads (1).")]
 Server = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Address of the server, if it differs from the fleet's.")
 ]
+Group = Annotated[
+    str | None, typer.Option(help="Bursts that stay together (docs/how-to/own-photos.md): none, prefix or folder.")
+]
 Trust = Annotated[bool, typer.Option("--trust", help="Allow the server to name a model for this machine to import.")]
 Preset = Annotated[str | None, typer.Option(help="A preset or a TOML file, for a new run.")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")]
@@ -136,6 +139,7 @@ def client(
     server: Server = None,
     on_bad: OnBad = "error",
     trust: Trust = False,
+    group: Group = None,
 ) -> None:
     """Take part with the images on this machine, which stay here, until Ctrl-C.
 
@@ -150,15 +154,17 @@ def client(
 
     found = Fleet.open(fleet)
     found = found if server is None else replace(found, address=server)
-    given = {"bits": bits, "data": data, "threads": threads}
-    values = _settings(found.client(name) / "client.toml", given, {"bits": 0, "data": None, "threads": 1})
+    given = {"bits": bits, "data": data, "threads": threads, "group": group}
+    known: dict[str, Any] = {"bits": 0, "data": None, "threads": 1, "group": "none"}
+    values = _settings(found.client(name) / "client.toml", given, known)
     if not values["bits"] or values["data"] is None:
         raise FleetError("a client needs --bits and --data, on the command line or in its client.toml")
     try:
         parse_bits(values["bits"])
     except ValueError as error:
         raise FleetError(f"--bits {error}") from None
-    join(found, name, values["bits"], values["data"], values["threads"], on_bad, trust, typer.echo)
+    how = values["threads"], on_bad, trust, typer.echo, values["group"]
+    join(found, name, values["bits"], values["data"], *how)
 
 
 @app.command()

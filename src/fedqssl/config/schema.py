@@ -222,6 +222,8 @@ class RunConfig(_Section):
     """Side that every image is resized to (centre square): 64 or 96 keep finer details and cost 4 or 9 times as much."""
     on_bad: Literal["error", "skip"] = "error"
     """Whether a corrupt image is an error (which names it) or is skipped with a warning."""
+    group: Literal["none", "prefix", "folder"] = "none"
+    """For ``folder:``: photos of one burst (names with the same prefix, or one innermost folder) are never split."""
     clients: Count = 10
     """Number of clients; if only ``bits`` is given, the length of that list."""
     bits: tuple[int, ...] = Field(default=(8,), validate_default=True)

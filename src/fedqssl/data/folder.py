@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
 
+from fedqssl.data.bursts import Group, burst_of, fitting
 from fedqssl.data.images import DataError, ImageSet
 from fedqssl.data.pixels import CorruptImageError, OnBad, check_on_bad, decode, warn_skipped
 
@@ -33,16 +34,22 @@ HOLDOUT = 0.2
 
 @dataclass(frozen=True)
 class _File:
-    """A picture, its path below the split's folder, and the class and client that its folders name."""
+    """A picture, its path below the split's folder (without the folder of its burst), its burst, class and client."""
 
     path: Path
     relative: PurePosixPath
+    burst: str
     label: str | None = None
     group: str | None = None
 
 
 def read_folder(
-    path: str | Path, split: str = "train", size: int = 32, on_bad: OnBad = "error", holdout: float = HOLDOUT
+    path: str | Path,
+    split: str = "train",
+    size: int = 32,
+    on_bad: OnBad = "error",
+    holdout: float = HOLDOUT,
+    group: Group = "none",
 ) -> ImageSet:
     """Read one split of a folder of pictures, as ``size x size`` RGB, in the order of class and file name.
 
@@ -52,6 +59,7 @@ def read_folder(
         size: height and width to which the centre square of each picture is resized.
         on_bad: what to do with a corrupt picture: ``error``, or ``skip`` it with a warning that names it.
         holdout: share of a folder without ``test/`` that is its test split; 0 leaves that split empty.
+        group: how bursts are recognised, which the test split does not divide (:mod:`fedqssl.data.bursts`).
 
     Raises:
         DataError: no such folder, no pictures, or a corrupt one.
@@ -62,7 +70,7 @@ def read_folder(
     if size < 1:
         raise DataError(f"size must be at least 1, not {size}; 32 is usual")
     root = Path(path).expanduser()
-    files, names, skipped = _split_files(root, split, on_bad, holdout)
+    files, names, skipped = _split_files(root, split, on_bad, holdout, group)
     images: list[torch.Tensor] = []
     kept: list[_File] = []
     for file in files:
@@ -79,12 +87,13 @@ def read_folder(
     if files and not images:
         raise DataError(f"{root}: none of the {len(files)} images of split '{split}' can be read; check the files")
     stacked = torch.stack(images) if images else torch.empty((0, 3, size, size), dtype=torch.uint8)
-    return _image_set(stacked, kept, names)
+    found = _image_set(stacked, kept, names)
+    return found if group == "none" else replace(found, bursts=tuple(file.burst for file in kept))
 
 
-def folder_is_labeled(path: Path, on_bad: OnBad, natural: bool) -> bool:
+def folder_is_labeled(path: Path, on_bad: OnBad, natural: bool, group: Group) -> bool:
     """Whether a folder's pictures have classes; with ``natural``, outer folders without classes inside are clients instead."""
-    files, names, _ = _split_files(path, "train", on_bad, 0.0)
+    files, names, _ = _split_files(path, "train", on_bad, 0.0, group)
     clients = natural and all(file.label == file.group for file in files)
     return names is not None and not (clients and len(names) > 1)
 
@@ -99,7 +108,7 @@ def _image_set(images: torch.Tensor, files: list[_File], names: tuple[str, ...] 
 
 
 def _split_files(
-    root: Path, split: str, on_bad: OnBad, holdout: float
+    root: Path, split: str, on_bad: OnBad, holdout: float, group: Group
 ) -> tuple[list[_File], tuple[str, ...] | None, list[str]]:
     """The files of the split, the names of the classes of both splits, and the skipped files."""
     if not root.is_dir():
@@ -110,13 +119,14 @@ def _split_files(
         train = None  # then "train" is a class like its neighbours
     if train is None or held_out is None:
         skipped: list[str] = []
-        files = _label(_walk(train or root), on_bad, skipped)
+        files = _label(_walk(train or root, group), on_bad, skipped)
         if not files:
             raise DataError(f"{train or root}: no images here; supported are {', '.join(sorted(SUFFIXES))}")
         return _hashed_split(files, split, root, holdout), _names(files), skipped
     skipped_by = {"train": [], "test": []}  # type: dict[str, list[str]]
     both = {
-        name: _label(_walk(folder), on_bad, skipped_by[name]) for name, folder in (("train", train), ("test", held_out))
+        name: _label(_walk(folder, group), on_bad, skipped_by[name])
+        for name, folder in (("train", train), ("test", held_out))
     }
     if not both[split]:
         raise DataError(
@@ -138,7 +148,7 @@ def _visible(name: str) -> bool:
     return not name.startswith(".") and name != "__MACOSX"
 
 
-def _walk(folder: Path) -> list[_File]:
+def _walk(folder: Path, group: Group) -> list[_File]:
     """All pictures below a folder in a fixed order; hidden files are skipped, linked folders are visited once."""
     found = []
     seen = {os.path.realpath(folder)}
@@ -148,8 +158,10 @@ def _walk(folder: Path) -> list[_File]:
         for name in names:
             if _visible(name) and os.path.splitext(name)[1].lower() in SUFFIXES:
                 path = Path(here, name)
-                found.append(_File(path, PurePosixPath(path.relative_to(folder).as_posix())))
-    return sorted(found, key=lambda file: file.relative.parts)
+                whole = PurePosixPath(path.relative_to(folder).as_posix())
+                relative = whole.parent.parent / name if group == "folder" else whole
+                found.append(_File(path, relative, burst_of(whole, group)))
+    return sorted(found, key=lambda file: (file.relative.parts, file.burst))
 
 
 def _first_visit(folder: str, seen: set[str]) -> bool:
@@ -172,7 +184,7 @@ def _label(files: list[_File], on_bad: OnBad, skipped: list[str]) -> list[_File]
     skipped.extend(f"{file.path}: an image beside folders of images" for file in loose)
     inside = [file for file in files if len(file.relative.parts) > 1]
     depth = 1 if _clients_then_classes([file.relative.parts for file in inside]) else 0
-    labeled = [_File(f.path, f.relative, f.relative.parts[depth], f.relative.parts[0]) for f in inside]
+    labeled = [replace(f, label=f.relative.parts[depth], group=f.relative.parts[0]) for f in inside]
     return sorted(labeled, key=lambda file: (file.label or "", file.relative.parts))
 
 
@@ -192,24 +204,22 @@ def _names(files: list[_File]) -> tuple[str, ...] | None:
 
 
 def _hashed_split(files: list[_File], split: str, root: Path, holdout: float) -> list[_File]:
-    """Of each class and group, the share with the smallest hashes of the file name is the test split; order is kept."""
+    """Of each class and client, the bursts with the smallest hashes of their names are the test split; order is kept."""
     if not holdout:
         return files if split == "train" else []
-    test: set[PurePosixPath] = set()
-    pools: dict[tuple[str | None, str | None], list[_File]] = defaultdict(list)
+    test: set[str] = set()
+    pools: dict[tuple[str | None, str | None], Counter[str]] = defaultdict(Counter)
     for file in files:
-        pools[(file.label, file.group)].append(file)
+        pools[(file.label, file.group)][file.burst] += 1
     for pool in pools.values():
-        ranked = sorted(
-            pool, key=lambda file: hashlib.sha256(str(file.relative).encode("utf-8", "surrogateescape")).digest()
-        )
-        share = max(1, round(holdout * len(pool))) if len(pool) > 1 else 0
-        test.update(file.relative for file in ranked[:share])
-    chosen = [file for file in files if (file.relative in test) == (split == "test")]
+        ranked = sorted(pool, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest())
+        share = max(1, round(holdout * pool.total()))
+        test.update(ranked[i] for i in fitting([pool[name] for name in ranked], share))
+    chosen = [file for file in files if (file.burst in test) == (split == "test")]
     if not chosen:
-        raise DataError(
-            f"{root}: {len(files)} image(s) are too few for a {split} split; add images or train/ and test/ folders"
-        )
+        bursts = sum(map(len, pools.values()))
+        few = f"{len(files)} image(s)" + ("" if bursts == len(files) else f" in {bursts} burst(s)")
+        raise DataError(f"{root}: {few} are too few for a {split} split; add images or train/ and test/ folders")
     return chosen
 
 

@@ -17,9 +17,8 @@ def settled(config: RunConfig) -> tuple[RunConfig, list[str]]:
     Nothing is then held out, and a partition that needs labels becomes ``iid``. No image is read.
     """
     needs = PARTITIONS[config.partition].needs_labels
-    if not (needs or config.evaluation.holdout) or is_labeled(
-        config.data, config.on_bad, config.partition == "natural"
-    ):
+    how = config.on_bad, config.partition == "natural", config.group
+    if not (needs or config.evaluation.holdout) or is_labeled(config.data, *how):
         return config, []
     line = f"{config.data} has no labels, so all of its images are used for training"
     evaluation = config.evaluation.model_copy(update={"holdout": 0.0})
@@ -31,8 +30,8 @@ def load_split(
     config: RunConfig, split: Split, progress: DownloadProgress | None = None, images: int | None = None
 ) -> ImageSet:
     """One split of the data that a configuration names, as it says; ``images`` limits its number."""
-    place, how = (config.data_dir, config.on_bad), config.evaluation.holdout
-    return load_dataset(config.data, split, *place, config.image_size, progress, images, how)
+    place, how = (config.data_dir, config.on_bad), (config.evaluation.holdout, config.group)
+    return load_dataset(config.data, split, *place, config.image_size, progress, images, *how)
 
 
 def training_split(config: RunConfig, progress: DownloadProgress | None = None) -> tuple[ImageSet, Partition]:

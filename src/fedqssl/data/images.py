@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -27,20 +27,23 @@ class ImageSet:
         labels: (N,) int64, or None for an unlabeled set.
         class_names: the name of each label, or None if the source has none.
         groups: the natural client of each image (a folder or a metadata value), or None if the source has none.
+        bursts: the burst of each image, which no split may divide, or None if there are none.
     """
 
     images: Tensor
     labels: Tensor | None = None
     class_names: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
+    bursts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_images(self.images)
         count = len(self.images)
         if self.labels is not None:
             _check_labels(self.labels, count, self.class_names)
-        if self.groups is not None and len(self.groups) != count:
-            raise DataError(f"{len(self.groups)} groups for {count} images; pass one group per image")
+        for what, names in (("group", self.groups), ("burst", self.bursts)):
+            if names is not None and len(names) != count:
+                raise DataError(f"{len(names)} {what}s for {count} images; pass one {what} per image")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -55,7 +58,7 @@ class ImageSet:
         return int(self.labels.max()) + 1 if len(self.labels) else 0
 
     def subset(self, indices: Tensor | Sequence[int]) -> ImageSet:
-        """The images at these positions, in this order, with their labels and groups."""
+        """The images at these positions, in this order, with all that belongs to them."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         if chosen.ndim != 1:
             raise DataError(f"subset takes a flat list of positions, not shape {tuple(chosen.shape)}")
@@ -65,8 +68,9 @@ class ImageSet:
                 f"positions {low} to {high} are outside this set of {len(self)} images; use 0 to {len(self) - 1}"
             )
         labels = None if self.labels is None else self.labels[chosen]
-        groups = None if self.groups is None else tuple(self.groups[i] for i in chosen.tolist())
-        return ImageSet(self.images[chosen], labels, self.class_names, groups)
+        named = (self.groups, self.bursts)
+        groups, bursts = (None if of is None else tuple(of[i] for i in chosen.tolist()) for of in named)
+        return ImageSet(self.images[chosen], labels, self.class_names, groups, bursts)
 
 
 def _check_images(images: Tensor) -> None:
@@ -123,7 +127,7 @@ def resized(data: ImageSet, size: int) -> ImageSet:
         for piece in torch.split(square, 1000)
     ]
     empty = data.images.new_empty((0, data.images.shape[1], size, size))
-    return ImageSet(torch.cat([empty, *pieces]), data.labels, data.class_names, data.groups)
+    return replace(data, images=torch.cat([empty, *pieces]))
 
 
 __all__ = ["DataError", "DataWarning", "ImageSet", "at_most", "drawn", "resized"]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedqssl.data.bursts import Units, fitting
 from fedqssl.data.images import ImageSet
 from fedqssl.imported import nearest
 
@@ -175,6 +176,7 @@ def make_partition(
     seed: int,
     holdout: float = 0.2,
     remedy: str = "fewer clients or more images",
+    bursts: Sequence[str] | None = None,
 ) -> Partition:
     """Draw the buffer, distribute the rest to the clients, and split each client's share into training and test images.
 
@@ -189,28 +191,31 @@ def make_partition(
         seed: for all draws.
         holdout: share of each client's images that is its test set; 0 leaves it empty.
         remedy: what an error about small shares recommends.
+        bursts: the burst of each image, if any: a burst goes to one client, or to the buffer, and is not split.
     """
     if clients < 1:
         raise PartitionError(f"at least 1 client is needed, not {clients}")
-    values = _values(count, labels)
-    buffer, rest = _buffer(count, buffer_ratio, seed)
-    needed = MIN_TRAIN + (MIN_TEST if holdout else 0)
-    if len(rest) < clients * needed:
-        most = len(rest) // needed
+    units = Units(count, bursts)
+    values = _values(count, labels)[units.first]
+    buffer, rest = _buffer(len(units), buffer_ratio, seed)
+    left, needed = units.count(rest), MIN_TRAIN + (MIN_TEST if holdout else 0)
+    if left < clients * needed:
+        most = left // needed
         advice = f"use at most {most} clients, or more images" if most else "use more images"
         raise PartitionError(
-            f"{len(rest)} images (after the buffer) are too few for {clients} clients with at least {needed} each; {advice}"
+            f"{left} images (after the buffer) are too few for {clients} clients with at least {needed} each; {advice}"
         )
     smallest = 0
     for attempt in range(_TRIES):
         rng = np.random.default_rng([seed, 1, attempt])
-        shares = assign(values[rest], clients, rng)
-        smallest = max(smallest, min(map(len, shares)))
-        if smallest >= needed:
-            named = {name: rest[share] for name, share in zip(client_names(clients), shares, strict=True)}
-            return Partition(buffer, _cut(named, values, holdout, rng))
+        shares = [rest[share] for share in assign(values[rest], clients, rng)]
+        smallest = max(smallest, least := min(map(units.count, shares)))
+        if least >= needed and (not holdout or min(map(len, shares)) > 1):
+            named = dict(zip(client_names(clients), shares, strict=True))
+            return Partition(units.images(buffer), _cut(named, values, holdout, rng, units))
+    several = "" if bursts is None else f" of several bursts ({len(units)} in all)"
     raise PartitionError(
-        f"no split of {len(rest)} images over {clients} clients gave everyone {needed} images in {_TRIES} draws (the best "
+        f"no split of {left} images over {clients} clients gave everyone {needed} images{several} in {_TRIES} draws (the best "
         f"left someone {smallest}); use {remedy}"
     )
 
@@ -221,20 +226,28 @@ def natural_partition(
     buffer_ratio: float,
     seed: int,
     holdout: float = 0.2,
+    bursts: Sequence[str] | None = None,
 ) -> Partition:
     """One client per group, named after it; the buffer comes from all groups."""
-    values = _values(len(groups), labels)
-    members = natural(groups)
-    buffer, rest = _buffer(len(groups), buffer_ratio, seed)
+    units = Units(len(groups), bursts)
+    values = _values(len(groups), labels)[units.first]
+    members = natural([groups[i] for i in units.first])
+    buffer, rest = _buffer(len(units), buffer_ratio, seed)
     shares = {name: np.intersect1d(share, rest, assume_unique=True) for name, share in members.items()}
     needed = MIN_TRAIN + (MIN_TEST if holdout else 0)
-    small = [name for name, share in shares.items() if len(share) < needed]
+    small = [name for name, share in shares.items() if units.count(share) < needed]
     if small:
         raise PartitionError(
             f"{len(small)} of {len(shares)} groups have fewer than {needed} images after the buffer (first: '{small[0]}' with "
-            f"{len(shares[small[0]])}); merge or remove small groups, or use a smaller buffer_ratio"
+            f"{units.count(shares[small[0]])}); merge or remove small groups, or use a smaller buffer_ratio"
         )
-    return Partition(buffer, _cut(shares, values, holdout, np.random.default_rng([seed, 1, 0])))
+    whole = [name for name, share in shares.items() if holdout and len(share) < 2]
+    if whole:
+        raise PartitionError(
+            f"all images of '{whole[0]}' are one burst, so none can be held out; use other names, or evaluation.holdout=0"
+        )
+    cut = _cut(shares, values, holdout, np.random.default_rng([seed, 1, 0]), units)
+    return Partition(units.images(buffer), cut)
 
 
 def _values(count: int, labels: Tensor | None) -> np.ndarray:
@@ -247,7 +260,8 @@ def _values(count: int, labels: Tensor | None) -> np.ndarray:
     return values
 
 
-def _buffer(count: int, ratio: float, seed: int) -> tuple[Tensor, np.ndarray]:
+def _buffer(count: int, ratio: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The units of the buffer, and the others."""
     if not 0 < ratio < 1:
         raise PartitionError(f"buffer_ratio must be between 0 and 1, not {ratio}; the paper's buffer is 0.1")
     if seed < 0:
@@ -258,30 +272,34 @@ def _buffer(count: int, ratio: float, seed: int) -> tuple[Tensor, np.ndarray]:
             f"buffer_ratio {ratio} of {count} images leaves a buffer of {size}; use a larger ratio or more images"
         )
     order = np.random.default_rng([seed, 0]).permutation(count)
-    return torch.from_numpy(np.sort(order[:size])), np.sort(order[size:])
+    return np.sort(order[:size]), np.sort(order[size:])
 
 
 def _cut(
-    shares: dict[str, np.ndarray], values: np.ndarray, holdout: float, rng: np.random.Generator
+    shares: dict[str, np.ndarray], values: np.ndarray, holdout: float, rng: np.random.Generator, units: Units
 ) -> dict[str, ClientSplit]:
     """Training and test images of each client, stratified: each class is split in the same proportion, up to one image.
 
-    The share is sorted by label (random within a label), and test images are taken at equal steps from a random start.
+    The share is sorted by label (random within a label), and test images are taken at equal steps from a random start. Bursts are
+    taken whole, as long as they fit, so that their proportions are less exact.
     """
     if not 0 <= holdout < 1:
         raise PartitionError(f"holdout must be at least 0 and less than 1, not {holdout}; 0.2 is usual")
     if not holdout:
-        none = torch.empty(0, dtype=torch.int64)
-        return {name: ClientSplit(torch.from_numpy(share), none) for name, share in shares.items()}
+        return {name: ClientSplit(units.images(share), units.images(share[:0])) for name, share in shares.items()}
     splits = {}
     for name, share in shares.items():
         shuffled = rng.permutation(share)
         order = shuffled[np.argsort(values[shuffled], kind="stable")]
-        held = min(max(MIN_TEST, round(len(order) * holdout)), len(order) - MIN_TRAIN)
-        places = ((np.arange(held) + rng.random()) * (len(order) / held)).astype(np.int64)
+        count = units.count(order)
+        held = min(max(MIN_TEST, round(count * holdout)), count - MIN_TRAIN)
+        steps = max(1, round(held * len(order) / count))
+        places = ((np.arange(steps) + rng.random()) * (len(order) / steps)).astype(np.int64)
         test = np.zeros(len(order), dtype=bool)
         test[np.minimum(places, len(order) - 1)] = True
-        splits[name] = ClientSplit(torch.from_numpy(np.sort(order[~test])), torch.from_numpy(np.sort(order[test])))
+        order = np.concatenate([order[test], order[~test]])
+        first = order[fitting(units.sizes[order].tolist(), held)]
+        splits[name] = ClientSplit(units.images(np.setdiff1d(order, first)), units.images(first))
     return splits
 
 
@@ -357,11 +375,12 @@ def build_partition(
         found = len(set(images.groups))
         if clients is not None and clients != found:
             raise PartitionError(f"these images have {found} natural groups, not {clients}; set clients={found}")
-        return natural_partition(images.groups, images.labels, buffer_ratio, seed, holdout)
+        return natural_partition(images.groups, images.labels, buffer_ratio, seed, holdout, images.bursts)
     if clients is None:
         raise PartitionError(f"partition '{kind}' needs a number of clients; set, for example, clients=10")
     assign = entry.assign(beta, classes_per_client, minority)
-    return make_partition(len(images), images.labels, assign, clients, buffer_ratio, seed, holdout, entry.remedy)
+    how = buffer_ratio, seed, holdout, entry.remedy, images.bursts
+    return make_partition(len(images), images.labels, assign, clients, *how)
 
 
 def label_counts(partition: Partition, labels: Tensor) -> dict[str, dict[str, list[int]]]:

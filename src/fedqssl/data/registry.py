@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from fedqssl.data.bursts import Group
 from fedqssl.data.cifar import read_cifar
 from fedqssl.data.digits import digits
 from fedqssl.data.fetch import DownloadProgress
@@ -37,13 +38,14 @@ class DatasetRequest:
     progress: DownloadProgress | None
     images: int | None
     holdout: float
+    group: Group
 
 
 @dataclass(frozen=True)
 class Dataset:
     """A source of images; ``takes_path`` ones are written ``name:PATH``, ``draws`` ones read only as many as requested.
 
-    ``labeled`` says whether the data at a path have labels: (path, on_bad, whether outer folders are clients).
+    ``labeled`` says whether the data at a path have labels: (path, on_bad, whether outer folders are clients, group).
     """
 
     name: str
@@ -51,7 +53,7 @@ class Dataset:
     load: Callable[[DatasetRequest], ImageSet]
     takes_path: bool = False
     draws: bool = False
-    labeled: Callable[[Path, OnBad, bool], bool] = lambda path, on_bad, natural: True
+    labeled: Callable[[Path, OnBad, bool, Group], bool] = lambda path, on_bad, natural, group: True
 
 
 DATASETS: dict[str, Dataset] = {
@@ -80,7 +82,7 @@ DATASETS: dict[str, Dataset] = {
         Dataset(
             "folder",
             "folder:PATH, images of any kind and size; sub-folders, if any, are classes",
-            lambda r: read_folder(r.path, r.split, r.size, r.on_bad, r.holdout),
+            lambda r: read_folder(r.path, r.split, r.size, r.on_bad, r.holdout, r.group),
             takes_path=True,
             labeled=folder_is_labeled,
         ),
@@ -90,7 +92,7 @@ DATASETS: dict[str, Dataset] = {
             lambda r: read_parquet(r.path, r.split, size=r.size, on_bad=r.on_bad, images=r.images),
             takes_path=True,
             draws=True,
-            labeled=lambda path, on_bad, natural: parquet_is_labeled(path),
+            labeled=lambda path, on_bad, natural, group: parquet_is_labeled(path),
         ),
     )
 }
@@ -123,6 +125,7 @@ def load_dataset(
     progress: DownloadProgress | None = None,
     images: int | None = None,
     holdout: float = HOLDOUT,
+    group: Group = "none",
 ) -> ImageSet:
     """Load one split of a dataset.
 
@@ -135,11 +138,12 @@ def load_dataset(
         progress: called during downloads.
         images: at most so many, drawn from all, always the same.
         holdout: share of a folder without ``test/`` that is its test split; 0 leaves that split empty.
+        group: how a folder's bursts are recognised, which no split divides.
 
     Raises:
         DataError: one line that says what to do.
     """
-    entry, path = _entry(spec)
+    entry, path = _entry(spec, group)
     if split not in SPLITS:
         raise DataError(f"no split '{split}'; use train or test")
     check_on_bad(on_bad)
@@ -147,31 +151,32 @@ def load_dataset(
         raise DataError(f"size must be at least 1, not {size}; 32 is usual")
     # Where bad images are left out, only reading all of them tells how many there are to draw from.
     drawn = images if entry.draws and on_bad == "error" else None
-    key = (spec, split, data_dir, on_bad, size, drawn, holdout)
+    key = (spec, split, data_dir, on_bad, size, drawn, holdout, group)
     found = None if _KEPT is None else _KEPT.get(key)
     if found is None:
-        found = entry.load(DatasetRequest(split, data_dir, on_bad, size, path, progress, drawn, holdout))
+        found = entry.load(DatasetRequest(split, data_dir, on_bad, size, path, progress, drawn, holdout, group))
         if _KEPT is not None:
             _KEPT[key] = found
     return at_most(found, images)
 
 
-def is_labeled(spec: str, on_bad: OnBad = "error", natural: bool = False) -> bool:
+def is_labeled(spec: str, on_bad: OnBad = "error", natural: bool = False, group: Group = "none") -> bool:
     """Whether a data set has labels; no image is read.
 
     Args:
         spec: as for :func:`load_dataset`.
         on_bad: as for :func:`load_dataset`.
         natural: whether outer folders of a folder are clients, so that they are classes only if there are folders inside.
+        group: as for :func:`load_dataset`.
 
     Raises:
         DataError: one line that says what to do.
     """
-    entry, path = _entry(spec)
-    return entry.labeled(path, on_bad, natural)
+    entry, path = _entry(spec, group)
+    return entry.labeled(path, on_bad, natural, group)
 
 
-def _entry(spec: str) -> tuple[Dataset, Path]:
+def _entry(spec: str, group: Group) -> tuple[Dataset, Path]:
     """The data set that a text names, and its path."""
     name, colon, path = spec.partition(":")
     if name not in DATASETS:
@@ -182,6 +187,10 @@ def _entry(spec: str) -> tuple[Dataset, Path]:
         raise DataError(f"dataset '{name}' needs a path; write {name}:PATH")
     if colon and not entry.takes_path:
         raise DataError(f"dataset '{name}' takes no path; write {name}")
+    if group not in get_args(Group):
+        raise DataError(f"group must be none, prefix or folder, not '{group}'")
+    if group != "none" and name != "folder":
+        raise DataError(f"group = '{group}' is for folder:PATH; leave it out with data={spec}")
     return entry, Path(path).expanduser()
 
 

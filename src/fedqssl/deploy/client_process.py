@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from fedqssl.config.keys import nearest
+from fedqssl.data.bursts import Group
 from fedqssl.data.images import ImageSet
 from fedqssl.data.pixels import OnBad, check_on_bad
 from fedqssl.data.registry import HOLDOUT, SPLITS, is_labeled, load_dataset
@@ -21,16 +22,24 @@ from fedqssl.models.registry import IMAGE_SIZE
 
 
 def join(
-    fleet: Fleet, name: str, bits: int, data: str, threads: int, on_bad: str, trust: bool, say: Callable[[str], None]
+    fleet: Fleet,
+    name: str,
+    bits: int,
+    data: str,
+    threads: int,
+    on_bad: str,
+    trust: bool,
+    say: Callable[[str], None],
+    group: Group = "none",
 ) -> None:
     """Take part until SIGTERM or Ctrl-C."""
     check_on_bad(on_bad)
     _check_known(fleet, name)
     bad: OnBad = "skip" if on_bad == "skip" else "error"
-    holdout = HOLDOUT if is_labeled(data, bad) else 0.0
+    holdout = HOLDOUT if is_labeled(data, bad, group=group) else 0.0
 
     def read(size: int) -> tuple[ImageSet, ImageSet]:
-        train, test = (load_dataset(data, s, None, bad, size, holdout=holdout) for s in SPLITS)
+        train, test = (load_dataset(data, s, None, bad, size, holdout=holdout, group=group) for s in SPLITS)
         return train, test
 
     train, test = read(IMAGE_SIZE)
