@@ -12,7 +12,7 @@ from fedqssl.lowbit import LowBitOptions, LowBitSGD
 
 KEYS = """data data_dir on_bad devices clients bits partition beta classes_per_client minority images rounds local_epochs
 batch_size lr lr_schedule fraction min_clients buffer_ratio model width objective algorithm seed threads workers engine track
-client_cpus deadline local_steps server.steps distill.temperature image_size evaluation.holdout group
+client_cpus deadline local_steps server.steps distill.temperature image_size evaluation.holdout group buffer buffer_images buffer_draw
 ssl.temperature server.dequantize_epochs server.requantize_epochs server.lr server.optimizer server.momentum server.optimizer_lr
 server.ema aggregation.temperature lowbit.weights lowbit.rule
 lowbit.scale
@@ -146,7 +146,7 @@ def test_none_takes_a_limit_away():
     assert config.images is None and config.server.lr is None and config.data_dir is None
 
 
-@pytest.mark.parametrize(("new", "old"), INSTEAD.items())
+@pytest.mark.parametrize(("new", "old"), [pair for pair in INSTEAD.items() if "buffer" not in pair])
 def test_epochs_or_steps_but_not_both(new, old):
     def both(config):
         values = flat(config.model_dump())
@@ -159,6 +159,20 @@ def test_epochs_or_steps_but_not_both(new, old):
     again = make_config({new: 40})
     assert make_config(again.model_dump()) == again
     assert "greater than or equal to 1" in fails(**{new: 0})
+
+
+def test_a_share_of_the_images_or_data_of_the_servers_own():
+    def both(values):
+        config = make_config(values)
+        return config.buffer_ratio, config.buffer, config.buffer_images
+
+    assert both({}) == both({"buffer": "none"}) == (0.1, None, 500)
+    assert both({"buffer": "digits", "buffer_images": 7}) == (None, "digits", 7)
+    assert both({"buffer_ratio": 0.3}) == (0.3, None, 500)
+    assert fails(buffer="digits", buffer_ratio=0.1) == "buffer and buffer_ratio exclude each other; remove one of them"
+    assert "buffer_images is for buffer=DATA" in fails(buffer_images=100)
+    again = make_config({"buffer": "digits"})
+    assert make_config(again.model_dump()) == again
 
 
 def test_a_table_of_the_server_may_be_given_as_an_object():

@@ -212,6 +212,11 @@ def test_start_goes_on_with_what_is_unfinished(fleet, monkeypatch):
             control.start(fleet, "smoke", ["rounds=4"])
         with pytest.raises(FleetError, match="bits cannot be set on real machines"):
             control.start(fleet, "smoke", ["bits=4"], new=True)
+        for word in ("group=prefix", "evaluation.holdout=0"):
+            with pytest.raises(FleetError, match="cannot be set on real machines"):
+                control.start(fleet, "smoke", [word], new=True)
+        with pytest.raises(FleetError, match="the buffer is what fedqssl deploy server --buffer names"):
+            control.start(fleet, "smoke", ["buffer=scenes"], new=True)
         with pytest.raises(FleetError, match="will be resumed with its own settings"):
             control.start(fleet, None, ["rounds=4"])
         assert control.start(fleet, "smoke", ["rounds=4"], new=True) == ("smoke-2", False)

@@ -137,6 +137,7 @@ def test_clients_join_and_leave_between_rounds(fleet, pictures, tmp_path):
     from fedqssl.report.data import read_run
 
     config = load_config(fleet.runs / "smoke-1" / "config.toml")
+    assert (config.buffer, config.buffer_images, config.buffer_ratio) == (f"folder:{pictures}/buffer", 40, None)
     assert config.clients == 3 and config.bits_for(sorted(CLIENTS)) == CLIENTS and config.engine == "flower"
     assert read_run(fleet.runs / "smoke-1").bits == CLIENTS
 

@@ -111,6 +111,8 @@ def totals_table(ledger: Ledger, times: CostEstimate | None) -> Table:
 def notes(ledger: Ledger, times: CostEstimate | None) -> list[str]:
     """What was assumed and how time was estimated."""
     lines = [ledger.sizes.note] if ledger.sizes.note else []
+    if ledger.config.buffer is not None:
+        lines.append(f"the server's buffer is {ledger.sizes.buffer:,} images of {ledger.config.buffer}")
     if times is None:
         return lines
     clock = "CPU time of one thread" if ledger.config.threads == 1 else f"wall time of {ledger.config.threads} threads"

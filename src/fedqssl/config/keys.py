@@ -7,8 +7,10 @@ from typing import Any
 
 from fedqssl.imported import closest, nearest
 
-INSTEAD = {"local_steps": "local_epochs", "server.steps": "server.dequantize_epochs"}
+INSTEAD = {"local_steps": "local_epochs", "server.steps": "server.dequantize_epochs", "buffer": "buffer_ratio"}
 """Settings that take another's place: exactly one of the two is in force, the other is None."""
+_BELONGS = {"buffer": ("buffer_images",)}
+"""Settings that go with one of these, and are replaced with it."""
 
 
 def nearest_key(name: str, known: Iterable[str]) -> str:
@@ -52,7 +54,8 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for pair in INSTEAD.items():
             if any(none(layer.get(name)) is not None for name in pair):
-                result = {key: value for key, value in result.items() if key not in pair}
+                gone = (*pair, *_BELONGS.get(pair[0], ()))
+                result = {key: value for key, value in result.items() if key not in gone}
         result |= layer
     return result
 

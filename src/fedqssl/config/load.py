@@ -151,6 +151,11 @@ def accuracy_settings(config: RunConfig) -> dict[str, Any]:
     values = flat(config.model_dump(mode="json"))
     values["server.lr"] = values["server.lr"] or values["lr"]
     values["data"] = absolute(config.data)
+    if config.buffer is None:
+        del values["buffer_images"]
+    else:
+        values["buffer"] = absolute(config.buffer)
+        del values["buffer_draw"]
     for name in _NOT_ACCURACY:
         del values[name]
     for name, partition in _ONLY_FOR.items():

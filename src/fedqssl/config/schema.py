@@ -14,6 +14,7 @@ from fedqssl.config.keys import flat, nearest_key, nested, none, one_of_two
 FULL = 32
 MAX_BITS = 16
 MAX_IMAGE_SIZE = 512
+BUFFER_IMAGES = 500
 
 
 class ConfigError(ValueError):
@@ -238,8 +239,16 @@ class RunConfig(_Section):
     """For ``partition = "classes"``."""
     minority: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """For ``partition = "skew"``: the share of each class that is spread over the clients that do not own it."""
-    buffer_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of the training images that goes to the server's unlabeled buffer D_g."""
+    buffer_ratio: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, BeforeValidator(none)] = 0.1
+    """Share of the training images that goes to the server's unlabeled buffer D_g; none if ``buffer`` is given."""
+    buffer: Annotated[Word | None, BeforeValidator(none)] = None
+    """Instead of ``buffer_ratio``: data of the server's own for its buffer, written as for ``data``; all training images are then
+    the clients'."""
+    buffer_images: Count = BUFFER_IMAGES
+    """For ``buffer``: how many of its images, always the same ones; all if it has fewer."""
+    buffer_draw: Literal["first", "last"] = "first"
+    """For ``buffer_ratio``: whether the buffer is drawn before the clients or after them. With ``last``, clients are the same for
+    every ratio, but for the images that the buffer takes."""
 
     algorithm: Word = "fed_qssl"
     """By name (``fedqssl list algorithms``)."""
@@ -319,6 +328,8 @@ class RunConfig(_Section):
             raise ValueError(
                 f"bits lists {len(self.bits)} bitwidths for {self.clients} clients; give 1 for all or {self.clients}"
             )
+        if self.buffer is None and self.buffer_images != BUFFER_IMAGES:
+            raise ValueError("buffer_images is for buffer=DATA; for a share of data's own images use buffer_ratio")
         if self.min_clients > self.clients:
             raise ValueError(f"min_clients = {self.min_clients} is more than the number of clients, {self.clients}")
         if len(self.bits) != self.clients:

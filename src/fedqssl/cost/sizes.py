@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedqssl.config import RunConfig
 from fedqssl.data.cifar import LAYOUTS
 from fedqssl.data.fetch import cache_folder
-from fedqssl.data.from_config import settled, training_split
+from fedqssl.data.from_config import server_images, settled, training_split
 from fedqssl.data.partition import Partition, client_names
 
 CIFAR_IMAGES = 50_000
@@ -51,20 +51,26 @@ def client_sizes(config: RunConfig) -> Sizes:
     Raises:
         DataError, PartitionError: as the run would.
     """
-    if config.data in LAYOUTS and not _at_hand(config):
+    if _missing(config, config.data):
         return assumed_sizes(config)
     config, _ = settled(config)
     train, partition = training_split(config)
     channels, height, width = train.images.shape[1:]
-    return sizes_of(partition, (channels, height, width), train.num_classes or 10)
+    found = sizes_of(partition, (channels, height, width), train.num_classes or 10)
+    if config.buffer is None:
+        return found
+    public = None if _missing(config, config.buffer) else server_images(config, channels)
+    return replace(found, buffer=config.buffer_images if public is None else len(public))
 
 
-def _at_hand(config: RunConfig) -> bool:
-    """Whether an official CIFAR archive is on this machine."""
-    layout = LAYOUTS[config.data]
+def _missing(config: RunConfig, data: str) -> bool:
+    """Whether this is an official CIFAR archive that is not on this machine."""
+    if data not in LAYOUTS:
+        return False
+    layout = LAYOUTS[data]
     places = [cache_folder()] if config.data_dir is None else [config.data_dir.expanduser(), cache_folder()]
     folders = (layout.binary, layout.python)
-    return any(place.name in folders or (place / f).is_dir() for place in places for f in folders)
+    return not any(place.name in folders or (place / f).is_dir() for place in places for f in folders)
 
 
 def assumed_sizes(config: RunConfig) -> Sizes:
@@ -72,8 +78,9 @@ def assumed_sizes(config: RunConfig) -> Sizes:
     if config.partition == "natural":
         raise ValueError(f"{config.data} has no natural groups; set partition=dirichlet, or iid")
     count = min(CIFAR_IMAGES, config.images or CIFAR_IMAGES)
-    buffer = round(count * config.buffer_ratio)
-    share = (count - buffer) // config.clients
+    taken = round(count * (config.buffer_ratio or 0))
+    share = (count - taken) // config.clients
+    buffer = taken if config.buffer is None else config.buffer_images
     train = share - round(share * config.evaluation.holdout)
     if train < 1:
         raise ValueError(f"{count} images are too few for {config.clients} clients; use fewer clients or more images")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+from torch import Tensor
+
 from fedqssl.config import RunConfig
 from fedqssl.data.fetch import DownloadProgress
-from fedqssl.data.images import ImageSet, at_most
-from fedqssl.data.partition import PARTITIONS, Partition, build_partition
+from fedqssl.data.images import DataError, ImageSet, at_most, with_channels
+from fedqssl.data.partition import MIN_BUFFER, PARTITIONS, Partition, build_partition
 from fedqssl.data.registry import Split, is_labeled, load_dataset
+from fedqssl.files import absolute
 
 
 def settled(config: RunConfig) -> tuple[RunConfig, list[str]]:
@@ -34,8 +37,27 @@ def load_split(
     return load_dataset(config.data, split, *place, config.image_size, progress, images, *how)
 
 
+def server_images(config: RunConfig, channels: int, progress: DownloadProgress | None = None) -> Tensor | None:
+    """The server's own images, if ``buffer`` names some: as large as the clients', with as many channels.
+
+    Raises:
+        DataError: they cannot be read or used; one line that says what to do.
+    """
+    if config.buffer is None:
+        return None
+    if absolute(config.buffer) == absolute(config.data):
+        raise DataError(
+            f"buffer={config.buffer} is the clients' own data; use buffer_ratio, which takes images from them"
+        )
+    size, count = config.image_size, config.buffer_images
+    found = load_dataset(config.buffer, "train", config.data_dir, config.on_bad, size, progress, count, 0.0).images
+    if len(found) < MIN_BUFFER:
+        raise DataError(f"the buffer {config.buffer} has {len(found)} image; at least {MIN_BUFFER} are needed")
+    return with_channels(found, channels)
+
+
 def training_split(config: RunConfig, progress: DownloadProgress | None = None) -> tuple[ImageSet, Partition]:
-    """All images of the clients and the buffer, at most ``config.images`` of them, and the partition."""
+    """All images of the clients and of a buffer taken from them, at most ``config.images``, and the partition."""
     natural = config.partition == "natural"
     images = None if natural else config.images  # only all of them tell what their folders' names mean
     train = load_split(config, "train", progress, images)
@@ -53,6 +75,7 @@ def training_split(config: RunConfig, progress: DownloadProgress | None = None) 
         buffer_ratio=config.buffer_ratio,
         seed=config.seed,
         holdout=config.evaluation.holdout,
+        buffer_last=config.buffer_draw == "last",
     )
     return train, partition
 
@@ -66,4 +89,4 @@ def _names_are_labels(train: ImageSet) -> bool:
     return 1 < len(pairs) == len(set(labels)) == len(set(train.groups))
 
 
-__all__ = ["load_split", "settled", "training_split"]
+__all__ = ["load_split", "server_images", "settled", "training_split"]

@@ -130,4 +130,17 @@ def resized(data: ImageSet, size: int) -> ImageSet:
     return replace(data, images=torch.cat([empty, *pieces]))
 
 
-__all__ = ["DataError", "DataWarning", "ImageSet", "at_most", "drawn", "resized"]
+def grey(pixels: Tensor) -> Tensor:
+    """Luma of RGB images (N, 3, H, W) as (N, 1, H, W), in ITU-R 601's integer weights, like pillow's."""
+    weights = torch.tensor([19595, 38470, 7471], dtype=torch.int64).view(1, 3, 1, 1)
+    return ((pixels.to(torch.int64) * weights).sum(1, keepdim=True) + 0x8000 >> 16).to(torch.uint8)
+
+
+def with_channels(pixels: Tensor, channels: int) -> Tensor:
+    """Images (N, 1 or 3, H, W) with as many channels as a model takes: luma, or grey three times."""
+    if pixels.shape[1] == channels:
+        return pixels
+    return grey(pixels) if channels == 1 else pixels.expand(-1, 3, -1, -1).contiguous()
+
+
+__all__ = ["DataError", "DataWarning", "ImageSet", "at_most", "drawn", "grey", "resized", "with_channels"]

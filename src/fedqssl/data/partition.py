@@ -21,6 +21,7 @@ from fedqssl.imported import nearest
 
 MIN_TRAIN = 8
 MIN_TEST = 2
+MIN_BUFFER = 2
 _TRIES = 200
 
 
@@ -172,11 +173,12 @@ def make_partition(
     labels: Tensor | None,
     assign: Assign,
     clients: int,
-    buffer_ratio: float,
+    buffer_ratio: float | None,
     seed: int,
     holdout: float = 0.2,
     remedy: str = "fewer clients or more images",
     bursts: Sequence[str] | None = None,
+    buffer_last: bool = False,
 ) -> Partition:
     """Draw the buffer, distribute the rest to the clients, and split each client's share into training and test images.
 
@@ -187,11 +189,12 @@ def make_partition(
         labels: one per image, (count,), or None if ``assign`` does not need them.
         assign: distributes images to clients by their labels.
         clients: their number.
-        buffer_ratio: share of the images that goes to the server's buffer.
+        buffer_ratio: share of the images that goes to the server's buffer; None if it has images of its own.
         seed: for all draws.
         holdout: share of each client's images that is its test set; 0 leaves it empty.
         remedy: what an error about small shares recommends.
         bursts: the burst of each image, if any: a burst goes to one client, or to the buffer, and is not split.
+        buffer_last: distribute all images, then take the buffer's from the clients: these do not depend on ``buffer_ratio``.
     """
     if clients < 1:
         raise PartitionError(f"at least 1 client is needed, not {clients}")
@@ -205,10 +208,10 @@ def make_partition(
         raise PartitionError(
             f"{left} images (after the buffer) are too few for {clients} clients with at least {needed} each; {advice}"
         )
-    smallest = 0
+    smallest, dealt = 0, np.arange(len(units)) if buffer_last else rest
     for attempt in range(_TRIES):
         rng = np.random.default_rng([seed, 1, attempt])
-        shares = [rest[share] for share in assign(values[rest], clients, rng)]
+        shares = [np.setdiff1d(dealt[share], buffer) for share in assign(values[dealt], clients, rng)]
         smallest = max(smallest, least := min(map(units.count, shares)))
         if least >= needed and (not holdout or min(map(len, shares)) > 1):
             named = dict(zip(client_names(clients), shares, strict=True))
@@ -223,7 +226,7 @@ def make_partition(
 def natural_partition(
     groups: Sequence[str],
     labels: Tensor | None,
-    buffer_ratio: float,
+    buffer_ratio: float | None,
     seed: int,
     holdout: float = 0.2,
     bursts: Sequence[str] | None = None,
@@ -260,14 +263,16 @@ def _values(count: int, labels: Tensor | None) -> np.ndarray:
     return values
 
 
-def _buffer(count: int, ratio: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _buffer(count: int, ratio: float | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The units of the buffer, and the others."""
+    if ratio is None:
+        return np.arange(0), np.arange(count)
     if not 0 < ratio < 1:
         raise PartitionError(f"buffer_ratio must be between 0 and 1, not {ratio}; the paper's buffer is 0.1")
     if seed < 0:
         raise PartitionError(f"seed must not be negative, not {seed}")
     size = round(count * ratio)
-    if size < 2:
+    if size < MIN_BUFFER:
         raise PartitionError(
             f"buffer_ratio {ratio} of {count} images leaves a buffer of {size}; use a larger ratio or more images"
         )
@@ -343,9 +348,10 @@ def build_partition(
     beta: float = 0.1,
     classes_per_client: int = 2,
     minority: float = 0.05,
-    buffer_ratio: float = 0.1,
+    buffer_ratio: float | None = 0.1,
     seed: int = 0,
     holdout: float = 0.2,
+    buffer_last: bool = False,
 ) -> Partition:
     """Split an image set by one of ``PARTITIONS``.
 
@@ -356,9 +362,10 @@ def build_partition(
         beta: for ``dirichlet``.
         classes_per_client: for ``classes``.
         minority: for ``skew``.
-        buffer_ratio: share of the images that becomes the server's buffer.
+        buffer_ratio: share of the images that becomes the server's buffer; None if it has images of its own.
         seed: the same seed gives the same partition.
         holdout: share of each client's images that is its test set; 0 leaves it empty.
+        buffer_last: as for :func:`make_partition`; natural clients never depend on the buffer.
 
     Raises:
         PartitionError: the message says which setting cannot work and what to change.
@@ -379,7 +386,7 @@ def build_partition(
     if clients is None:
         raise PartitionError(f"partition '{kind}' needs a number of clients; set, for example, clients=10")
     assign = entry.assign(beta, classes_per_client, minority)
-    how = buffer_ratio, seed, holdout, entry.remedy, images.bursts
+    how = buffer_ratio, seed, holdout, entry.remedy, images.bursts, buffer_last
     return make_partition(len(images), images.labels, assign, clients, *how)
 
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedqssl.data.images import DataError, ImageSet
+from fedqssl.data.images import DataError, ImageSet, with_channels
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.store import Store, round_key
-from fedqssl.device.pictures import with_channels
 from fedqssl.engines.flower.wire import Capabilities, Request
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.job import ClientData

@@ -45,7 +45,10 @@ def unfinished(fleet: Fleet) -> str | None:
 def requested(preset: str, settings: Sequence[str]) -> RunConfig:
     """A run's settings for real machines, where each client decides on its own bits and images."""
     given = parse_words(settings)
-    for key in ("clients", "bits", "devices", "data", "engine", "partition"):
+    for key in ("buffer", "buffer_images"):
+        if key in given:
+            raise FleetError(f"{key} cannot be set here: the buffer is what fedqssl deploy server --buffer names")
+    for key in ("clients", "bits", "devices", "data", "engine", "partition", "group", "evaluation.holdout"):
         if key in given:
             raise FleetError(
                 f"{key} cannot be set on real machines: every client that connects takes part, with its own bits and images"

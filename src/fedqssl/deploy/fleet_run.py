@@ -69,6 +69,9 @@ class FleetRun:
         if known:
             self.config = load_run_config(self.folder.path)
         images = ServerImages(self.data, self.config.image_size)
+        if not known:
+            own = {"buffer": self.data.buffer, "buffer_images": len(images.public), "buffer_ratio": None}
+            self.config = self.config.model_copy(update=own)
         if known:
             self.roster = read_roster(read_json(self.folder.path / "roster.json"))
             self._check_images(images.context(self.config, self.roster))

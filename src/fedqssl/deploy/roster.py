@@ -11,11 +11,10 @@ import torch
 from fedqssl import __version__
 from fedqssl.config import RunConfig
 from fedqssl.config.schema import parse_bits
-from fedqssl.data.images import ImageSet
+from fedqssl.data.images import ImageSet, with_channels
 from fedqssl.data.pixels import OnBad
 from fedqssl.data.registry import SPLITS, load_dataset
 from fedqssl.deploy.fleet import FleetError, ServerData
-from fedqssl.device.pictures import with_channels
 from fedqssl.engines.flower.wire import Capabilities, plain
 from fedqssl.federated.context import Context, FleetContext, class_count, make_task
 from fedqssl.federated.server import requantize

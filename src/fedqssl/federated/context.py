@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedqssl.config import ConfigError, RunConfig
 from fedqssl.data.fetch import DownloadProgress
-from fedqssl.data.from_config import load_split, training_split
+from fedqssl.data.from_config import load_split, server_images, training_split
 from fedqssl.data.images import ImageSet
 from fedqssl.data.partition import Partition, label_counts
 from fedqssl.federated.algorithms import Algorithm, get_algorithm
@@ -78,9 +78,15 @@ class Context(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Simulation(Context):
-    """A run on one machine: all images are here, and the partition assigns them to clients."""
+    """A run on one machine: all images are here, and the partition assigns them to clients.
+
+    Args:
+        partition: who holds which of the training images.
+        public: the server's buffer D_g if it has images of its own; otherwise the partition names those of the buffer.
+    """
 
     partition: Partition
+    public: Tensor | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -89,7 +95,7 @@ class Simulation(Context):
 
     def buffer(self) -> Tensor:
         """The images of the server's buffer D_g."""
-        return self.train.images[self.partition.buffer]
+        return self.train.images[self.partition.buffer] if self.public is None else self.public
 
     def client(self, name: str) -> ClientData:
         """A client's own images and labels."""
@@ -101,8 +107,8 @@ class Simulation(Context):
         return self.train.images[torch.cat([self.partition.clients[name].train for name in sorted(self.bits)])]
 
     def partition_json(self) -> dict[str, object]:
-        """Which images each client holds."""
-        return self.partition.to_json()
+        """Which images each client holds, and the buffer; the number of the server's own images, which have no positions here."""
+        return self.partition.to_json() | ({} if self.public is None else {"buffer": len(self.public)})
 
     def label_counts(self) -> dict[str, dict[str, list[int]]] | None:
         """Images of each class by client and split."""
@@ -181,7 +187,8 @@ def build_simulation(config: RunConfig, progress: DownloadProgress | None = None
         )
     if task.supervised and (train.labels is None or test.labels is None):
         raise ValueError(f"{config.algorithm} trains with labels, but {config.data} has none; use fed_qssl")
-    return Simulation(config, task, config.bits_for(list(partition.clients)), train, test, partition)
+    public = server_images(config, train.images.shape[1], progress)
+    return Simulation(config, task, config.bits_for(list(partition.clients)), train, test, partition, public)
 
 
 __all__ = ["Context", "FleetContext", "Simulation", "build_simulation", "class_count", "make_task"]

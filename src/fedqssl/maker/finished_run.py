@@ -16,9 +16,8 @@ from safetensors import SafetensorError
 from torch import Tensor, fx
 
 from fedqssl.config import RunConfig, load_run_config
-from fedqssl.data.images import ImageSet
+from fedqssl.data.images import ImageSet, with_channels
 from fedqssl.data.registry import load_dataset
-from fedqssl.device.pictures import with_channels
 from fedqssl.evaluation import extract_features
 from fedqssl.federated.context import Simulation, build_simulation, class_count
 from fedqssl.federated.task import Task

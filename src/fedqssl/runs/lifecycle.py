@@ -76,7 +76,8 @@ def start(
     RunFolder.check_new(out, overwrite)
     config, said = settled(config)
     config = with_device_bits(config)
-    config = config.model_copy(update={"data": absolute(config.data)})  # so that it can be resumed from anywhere
+    places = {"data": absolute(config.data), "buffer": config.buffer and absolute(config.buffer)}
+    config = config.model_copy(update=places)  # so that it can be resumed from anywhere
     progress = progress or Progress(say)
     for line in said:
         progress.say(line)
@@ -176,7 +177,7 @@ def _check_same_settings(config: RunConfig, folder: RunFolder) -> None:
 
 def settings_digest(config: RunConfig) -> str:
     """Digest of everything that the run's bytes depend on except the images, which may be moved and have their own digest."""
-    anywhere = config.model_copy(update={"data": ""})
+    anywhere = config.model_copy(update={"data": "", "buffer": config.buffer and "moved"})
     return hashlib.sha256(f"{protocol(anywhere)} {config.seed}".encode()).hexdigest()[:16]
 
 
@@ -192,7 +193,7 @@ def _check_same_data(context: Context, folder: RunFolder) -> None:
 def _images_digest(context: Context) -> str:
     """Digest of all pixels and labels."""
     digest = hashlib.sha256()
-    public = context.public if isinstance(context, FleetContext) else None
+    public = context.public if isinstance(context, (FleetContext, Simulation)) else None
     for tensor in (context.train.images, context.train.labels, context.test.images, context.test.labels, public):
         if tensor is not None:
             digest.update(tensor.contiguous().numpy().data)

@@ -67,6 +67,8 @@ def test_larger_scales_keep_the_papers_structure(name):
     assert plan.cell("cifar100", Row("fed_qssl", "full"), 0).config.data == "cifar100"
     for figure in ("figure3", "figure4", "figure5"):
         assert len(plan.cells(EXPERIMENTS[figure], [0])) >= 3
+    cells = plan.cells(EXPERIMENTS["figure4"], [0])
+    assert {c.config.buffer_draw for c in cells} == {"last"} and all("buffer_draw=last" in c.name for c in cells)
     if name == "paper":
         assert (first.rounds, first.local_epochs, first.width) == (100, 20, 64)
         assert plan.cell("cifar100", Row("fed_qssl", "config2"), 0).config.local_epochs == 5

@@ -56,6 +56,7 @@ class AblationFigure:
     """Accuracy of one or more rows over the values of a setting (``Scale.points``).
 
     ``counts_server``: the horizontal axis is how many bit operations the server spent in all rounds, by the ledger.
+    ``also``: another setting that all its points share, with its value.
     """
 
     name: str
@@ -67,6 +68,7 @@ class AblationFigure:
     dataset: str = "cifar10"
     rows: tuple[Row, ...] = (Row("fed_qssl", "config1"),)
     counts_server: bool = False
+    also: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,16 @@ TABLES: dict[str, Table] = {
 }
 
 
-def _over(name: str, what: str, short: str, setting: str, axis: str, logarithmic: bool = True) -> AblationFigure:
-    return AblationFigure(name, f"Fed-QSSL over {what}", short, setting, axis, logarithmic)
+def _over(
+    name: str,
+    what: str,
+    short: str,
+    setting: str,
+    axis: str,
+    logarithmic: bool = True,
+    also: tuple[str, str] | None = None,
+) -> AblationFigure:
+    return AblationFigure(name, f"Fed-QSSL over {what}", short, setting, axis, logarithmic, also=also)
 
 
 FIGURES: dict[str, AblationFigure | CostFigure] = {
@@ -135,6 +145,7 @@ FIGURES: dict[str, AblationFigure | CostFigure] = {
         _over(
             *("figure4", "the size of the server's buffer", "Size of the server's buffer"),
             *("buffer_ratio", "buffer / all training images"),
+            also=("buffer_draw", "last"),  # so that all points have the same clients
         ),
         _over(
             "figure5", "the number of local epochs", "Local epochs", "local_epochs", "local epochs E", logarithmic=False

@@ -21,6 +21,8 @@ def protocol_line(config: RunConfig) -> str:
     server = config.server
     rate = "" if server.lr is None else f" at lr {server.lr:g}"
     plural = "" if config.rounds == 1 else "s"
+    own = f"{config.buffer_images:,} images of {config.buffer}"
+    buffer = own if config.buffer_ratio is None else f"{100 * config.buffer_ratio:g}%"
     local = config.local_work if config.local_epochs is None else f"E = {config.local_epochs}"
     work = f"{server.dequantize_epochs} + {server.requantize_epochs} epochs"
     if server.dequantize_epochs is None:
@@ -29,7 +31,7 @@ def protocol_line(config: RunConfig) -> str:
     return (
         f"{config.clients} clients, bits {bits_text(config.bits)}, {split} split of {images} training images of {config.data}; "
         f"{config.model} at width {config.width}; {config.rounds} round{plural}, {local}, "
-        f"batch {config.batch_size}, lr {config.lr:g} ({config.lr_schedule}); server: buffer {100 * config.buffer_ratio:g}%, "
+        f"batch {config.batch_size}, lr {config.lr:g} ({config.lr_schedule}); server: buffer {buffer}, "
         f"{work}{rate}, aggregation temperature "
         f"{config.aggregation.temperature:g}; global accuracy: "
         f"linear probe on {'all' if probe is None else f'{probe:,}'} training images (supervised rows: their own classifier), "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +179,12 @@ def _cost_point(figure: CostFigure, plan: Plan, row: Row, mine: Measured, out: P
 def ledger_of(cell: Cell, out: Path) -> Ledger:
     """The ledger of a finished run, for the images that its clients actually had."""
     folder = cell.folder(out)
-    partition = Partition.from_json(read_json(folder / "partition.json"))
-    data = read_json(folder / "data.json")
+    found, data = read_json(folder / "partition.json"), read_json(folder / "data.json")
+    own = isinstance(found["buffer"], int)  # the number of the server's own images
+    partition = Partition.from_json({**found, "buffer": []} if own else found)
     channels, height, width = data["image"]
-    return ledger(cell.config, sizes_of(partition, (channels, height, width), data["classes"]))
+    sizes = sizes_of(partition, (channels, height, width), data["classes"])
+    return ledger(cell.config, replace(sizes, buffer=found["buffer"]) if own else sizes)
 
 
 def _amounts(quantity: str, costs: Ledger, full: bool) -> dict[str, int]:

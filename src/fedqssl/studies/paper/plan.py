@@ -35,8 +35,15 @@ class Plan:
         images = self.data.get(dataset) or load_config(base.preset, base.changes).data
         return f"{images} in place of {name}" if images in EMBEDDED else name
 
-    def cell(self, dataset: str, row: Row, seed: int, setting: tuple[str, float] | None = None) -> Cell:
-        """The run of a row at a seed; ``setting`` is a point of an ablation, the plain cell if it changes nothing."""
+    def cell(
+        self,
+        dataset: str,
+        row: Row,
+        seed: int,
+        setting: tuple[str, float] | None = None,
+        also: tuple[str, str] | None = None,
+    ) -> Cell:
+        """The run of a row at a seed; ``setting`` and ``also`` are a point of an ablation, or the plain cell if they change nothing."""
         base = self.scale.bases[dataset]
         changes = layered(AS_IN_THE_PAPER, base.changes, self.scale.algorithms.get(row.algorithm, {}))
         label = base.label
@@ -48,9 +55,9 @@ class Plan:
         config = load_config(base.preset, changes)
         point = ""
         if setting is not None:
-            key, value = setting
-            moved = load_config(base.preset, layered(changes, {key: value}))
-            point = "" if moved == config else f"-{key}={value:g}"
+            points = {setting[0]: f"{setting[1]:g}", **dict([also] if also else [])}
+            moved = load_config(base.preset, layered(changes, points))
+            point = "" if moved == config else "".join(f"-{key}={value}" for key, value in points.items())
             config = moved
         return Cell(f"{label}-{row.precision}-{row.algorithm}{point}-seed{seed}", config)
 
@@ -58,7 +65,9 @@ class Plan:
         """The cells of an ablation by row and the setting's value."""
         values = self.scale.points[figure.name]
         return [
-            (row, v, self.cell(figure.dataset, row, seed, (figure.setting, v))) for row in figure.rows for v in values
+            (row, v, self.cell(figure.dataset, row, seed, (figure.setting, v), figure.also))
+            for row in figure.rows
+            for v in values
         ]
 
     def cells(self, experiment: Experiment, seeds: Sequence[int], only: frozenset[str] | None = None) -> list[Cell]:
