@@ -1,6 +1,7 @@
 """The ledger of a whole run: sums over clients, rounds and server; sizes; the estimate of time."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,6 +96,22 @@ def test_server_work(small):
     assert small.server.train == 0
 
 
+def test_passes_of_teachers_are_in_their_own_bits(small):
+    """One view of each of the buffer's 70 images through a 4-bit and an 8-bit model; a step of 35 images has as many views."""
+    found = ledger(config("algorithm=fed_distill", "server.steps=11"), SIZES, measure_seconds=0.2)
+    widths = found.bitwidths
+    assert found.server.passes == widths[4].operations(35).forward + widths[8].operations(35).forward
+    assert found.server.train == 11 * widths[32].operations(32).total and found.server.dequantize == 0
+    assert found.server.total == found.server.passes + found.server.train + found.server.aggregate
+    refined = ledger(config("algorithm=fed_refine", "server.steps=11"), SIZES, measure_seconds=0.2)
+    assert refined.server.passes == small.server.passes == 0
+    alone = replace(found, work=replace(found.work, passes=0))
+    longer = estimate(found, cores=1).server_phase - estimate(alone, cores=1).server_phase
+    assert longer == pytest.approx(sum(widths[b].training_seconds(70, 2) for b in (4, 8)) / 6)
+    half = ledger(config("algorithm=fed_distill", "fraction=0.5"), SIZES)
+    assert half.server.passes == round(found.server.passes / 2)
+
+
 def test_one_requantization_per_distinct_bitwidth():
     found = ledger(config("bits=4,4"), SIZES)
     assert list(found.server.requantize) == [4]
@@ -125,6 +142,7 @@ def test_steps_count_alike_for_clients_and_server():
         (["algorithm=fed_simclr"], 0),
         (["algorithm=fed_refine"], 2 * 2),
         (["algorithm=fed_refine", "server.steps=11"], 11),
+        (["algorithm=fed_distill", "server.steps=11"], 11),
         (["algorithm=server_only"], 2 * 2 + 2),
         (["algorithm=server_only", "server.steps=11"], 11 + 2),
         (["algorithm=central"], 4 + 2),  # 140 images

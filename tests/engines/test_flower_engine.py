@@ -61,10 +61,12 @@ def test_same_bytes_as_in_process_in_any_order(pictures, tmp_path, reference, se
     assert timeless(lines) == timeless(reference[1])
 
 
-@pytest.mark.parametrize("algorithm", ["fed_simclr", "fed_paq", "fed_refine", "local_only", "server_only"])
+@pytest.mark.parametrize(
+    "algorithm", ["fed_simclr", "fed_paq", "fed_refine", "fed_distill", "local_only", "server_only"]
+)
 def test_other_algorithms_run_unchanged(pictures, tmp_path, algorithm):
     """FedPAQ sends updates and needs labels: the van has none, and says so."""
-    work = {"local_steps": 3, "server.steps": 4} if algorithm == "fed_refine" else {}
+    work = {"local_steps": 3, "server.steps": 4} if algorithm in ("fed_refine", "fed_distill") else {}
     context = in_one_place(pictures, algorithm=algorithm, min_clients=1, rounds=1, **work)
     parties = roles(pictures, tmp_path)
     now, (line,) = played(context, engine_of(context, parties), count=1)

@@ -73,7 +73,7 @@ def test_probabilities_can_be_believed():
     """Few labels and many features: plain regression is far too sure of itself."""
     (x, y), (a, b) = features(120, d=96), features(4000, d=96, seed=1)
     found = outcome(fit_device_classifier(x, y, 5, 8).logits(a).softmax(1), b)
-    assert found.calibration_error < 0.1
+    assert found.calibration_error is not None and found.calibration_error < 0.1
 
 
 def test_classes_without_labels_are_never_the_answer():

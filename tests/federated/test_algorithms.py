@@ -15,6 +15,7 @@ from fedqssl.config import load_config
 from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.pool import Pool
 from fedqssl.federated.algorithms import ALGORITHMS, Arrived
+from fedqssl.federated.algorithms.fed_distill import distillation_loss, targets
 from fedqssl.federated.client import local_update
 from fedqssl.federated.perform import perform
 from fedqssl.federated.randomness import generator
@@ -303,8 +304,9 @@ def test_fed_paq_adds_the_mean_of_the_decoded_updates():
         assert torch.allclose(got[key].double(), want, rtol=1e-3, atol=1e-6), key  # batch norm travels in 16 bits
 
 
-def refined_by_hand(context, w: dict, steps: int) -> dict:
+def refined_by_hand(context, w: dict, steps: int, loss=None) -> dict:
     """``steps`` steps on the buffer by torch's own SGD, epoch after epoch, from the state ``w``."""
+    loss = loss or (lambda outputs, index: context.task.loss(outputs))
     model = context.task.converted(32)
     write_state(model, w)
     opt, draws = torch.optim.SGD(model.parameters(), lr=context.config.lr), generator(context.config.seed, "buffer", 0)
@@ -313,10 +315,100 @@ def refined_by_hand(context, w: dict, steps: int) -> dict:
     while done < steps:
         for index in batches(len(context.buffer()), context.config.batch_size, draws)[: steps - done]:
             opt.zero_grad()
-            context.task.loss(model(two_views(context.buffer()[index], draws))).backward()
+            loss(model(two_views(context.buffer()[index], draws)), index).backward()
             opt.step()
             done += 1
     return {**w, **read_state(model)}
+
+
+def averaged_by_hand(context) -> dict:
+    """The average of the uploads by shares of images; ranges, which full-precision models lack, over those that have them."""
+    w = {}
+    for name in CLIENTS:
+        for key, x in read_payload(context.uploads[name], context.bits[name], context.task).items():
+            holders = [n for n in CLIENTS if context.bits[n] != 32 or not key.endswith((".low", ".high"))]
+            w[key] = w.get(key, 0) + x.double() * (context.sizes[name] / sum(context.sizes[n] for n in holders))
+    return {key: x.float() for key, x in w.items()}
+
+
+def test_similarities_of_teachers_by_hand():
+    """Cosines 0.6 and 0 of two images, T = 0.5; three quarters of the weight are the second teacher's."""
+    teachers = {"a": torch.tensor([[2.0, 0.0], [3.0, 4.0]]), "b": torch.tensor([[0.0, 1.0], [5.0, 0.0]])}
+    same = math.exp(1 / 0.5)
+    other = 0.25 * math.exp(0.6 / 0.5) + 0.75 * math.exp(0.0)
+    want = torch.tensor([[same, other], [other, same]]) / (same + other)
+    assert torch.allclose(targets(teachers, {"a": 0.25, "b": 0.75}, 0.5), want, atol=1e-6)
+    assert torch.allclose(targets(teachers, {"a": 0.25, "b": 0.75}, 1e-3), torch.eye(2))  # no overflow
+
+
+@pytest.mark.parametrize(("images", "dim", "temperature"), [(2, 2, 0.5), (5, 3, 0.2), (8, 16, 1.0)])
+def test_distillation_loss_by_hand(images, dim, temperature):
+    draw = torch.Generator().manual_seed(images)
+    z = torch.randn(2 * images, dim, generator=draw, dtype=torch.float64)
+    p = torch.rand(images, images, generator=draw, dtype=torch.float64)
+    p = p / p.sum(1, keepdim=True)
+    want = 0.0
+    for a, b in ((0, images), (images, 0)):
+        for i in range(images):
+            logits = [float(F.cosine_similarity(z[a + i], z[b + j], dim=0)) / temperature for j in range(images)]
+            log_total = math.log(sum(math.exp(x) for x in logits))
+            want -= sum(float(p[i, j]) * (logits[j] - log_total) for j in range(images)) / (2 * images)
+    assert float(distillation_loss(z, p, temperature)) == pytest.approx(want, rel=1e-9)
+
+
+def test_fed_distill_by_hand():
+    """The average by shares, trained towards the uploads' similarities of the same images of the buffer; then nearest codes."""
+    work = {"server.steps": 5, "distill.temperature": 0.2}
+    context = tiny_context(algorithm="fed_distill", images=400, partition="dirichlet", beta=0.5, **work)
+    object.__setattr__(context, "uploads", {})
+    after, (line,) = rounds_of(context, **BACKWARDS)
+    teachers = {}
+    for name in CLIENTS:
+        model = context.task.converted(context.bits[name])
+        load_bytes(model, context.uploads[name])
+        with torch.no_grad():
+            teachers[name] = F.normalize(model.eval()(context.buffer() / 255), dim=1)
+
+    def loss(outputs, index):
+        similar = {name: z[index] @ z[index].T for name, z in teachers.items()}
+        p = sum(line["weights"][name] * (s / 0.2).exp() for name, s in similar.items())
+        one, two = F.normalize(outputs, dim=1).split(len(index))
+        logits = one @ two.T / context.config.ssl.temperature
+        p = p / p.sum(1, keepdim=True)
+        return (F.cross_entropy(logits, p) + F.cross_entropy(logits.T, p)) / 2
+
+    want = refined_by_hand(context, averaged_by_hand(context), 5, loss)
+    got = read_payload(after.aggregated, 32, context.task)
+    assert all(
+        torch.allclose(got[key], want[key], rtol=2e-3, atol=1e-4) for key in got
+    )  # batch norm travels in 16 bits
+    refined = refined_by_hand(context, averaged_by_hand(context), 5)
+    assert not all(torch.allclose(got[key], refined[key], rtol=2e-3, atol=1e-4) for key in got)
+    rounded = context.task.converted(4)
+    write_state(rounded, want)
+    kept = context.task.converted(4)
+    load_bytes(kept, after.payloads["client-00"])
+    pairs = list(zip(codes_of(kept), codes_of(rounded), strict=True))
+    assert sum(int((a != b).sum()) for a, b in pairs) <= 0.001 * sum(a.numel() for a, _ in pairs)  # ties
+    assert line["server_loss"] > 0 and line["weights"] == {
+        name: context.sizes[name] / sum(context.sizes.values()) for name in CLIENTS
+    }
+
+
+def test_a_teacher_with_outputs_that_are_not_finite_is_left_out():
+    class Broken(ServerOperators):
+        def embed(self, payloads):
+            return {n: z * (math.nan if n in broken else 1.0) for n, z in super().embed(payloads).items()}
+
+    broken = {"client-01"}
+    context = tiny_context(algorithm="fed_distill", **{"server.steps": 2})
+    after, (line,) = rounds_of(context, operators=Broken)
+    assert line["rejected"] == {"client-01": "its outputs for the buffer are not finite"}
+    assert line["weights"] == {"client-00": 0.5, "client-02": 0.5} and math.isfinite(line["server_loss"])
+    assert set(after.payloads) == set(CLIENTS)
+    broken |= set(CLIENTS)
+    with pytest.raises(ValueError, match="nothing to aggregate"):
+        rounds_of(context, operators=Broken)
 
 
 @pytest.mark.parametrize(
@@ -330,13 +422,7 @@ def test_fed_refine_by_hand(settings, steps):
     object.__setattr__(context, "uploads", {})
     after, (line,) = rounds_of(context, **BACKWARDS)
     total = sum(context.sizes.values())
-    w = {}
-    for name in CLIENTS:
-        for key, x in read_payload(context.uploads[name], context.bits[name], context.task).items():
-            holders = [n for n in CLIENTS if context.bits[n] != 32 or not key.endswith((".low", ".high"))]
-            share = context.sizes[name] / sum(context.sizes[n] for n in holders)
-            w[key] = w.get(key, 0) + x.double() * share
-    want = refined_by_hand(context, {key: x.float() for key, x in w.items()}, steps)
+    want = refined_by_hand(context, averaged_by_hand(context), steps)
     got = read_payload(after.aggregated, 32, context.task)
     assert all(
         torch.allclose(got[key], want[key], rtol=2e-3, atol=1e-5) for key in got
@@ -363,9 +449,9 @@ def test_server_only_works_as_much_as_fed_qssls_server_and_on_the_buffer_alone()
     seen = []
 
     class Spy(ServerOperators):
-        def train(self, state, where, epochs=None, *, steps=None):
+        def train(self, state, where, epochs=None, *, steps=None, loss=None):
             seen.append((where, epochs, steps))
-            return super().train(state, where, epochs, steps=steps)
+            return super().train(state, where, epochs, steps=steps, loss=loss)
 
     tiny_buffer = tiny_context(algorithm="server_only", images=400, **{"server.dequantize_epochs": 2})
     assert tiny_buffer.task.steps(len(tiny_buffer.buffer())) == 2

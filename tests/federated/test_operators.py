@@ -48,7 +48,7 @@ def test_requantized_once_per_bitwidth_for_every_client(context, operators):
 def test_training_on_the_buffer_is_at_the_servers_rate_and_everywhere_at_the_clients(context, operators, monkeypatch):
     asked = []
 
-    def noted(state, images, task, purpose, steps, lr, done):
+    def noted(state, images, task, purpose, steps, lr, done, loss):
         asked.append((len(images), purpose, steps, lr))
         return state, 0.0
 

@@ -27,6 +27,7 @@ OPTIMIZED = [
     {"server.ema": 0.5},
     {"server.optimizer": "momentum", "server.ema": 0.9},
     {"algorithm": "fed_refine", "server.optimizer": "momentum", "server.steps": 3, "local_steps": 2},
+    {"algorithm": "fed_distill", "server.optimizer": "fedexp", "server.steps": 3, "server.ema": 0.5},
 ]
 
 
@@ -156,7 +157,8 @@ def test_momentum_of_nothing_is_the_algorithm():
 
 
 @pytest.mark.parametrize(
-    "algorithm", [n for n, a in ALGORITHMS.items() if a.federates and n not in ("fed_prox", "fed_refine")]
+    "algorithm",
+    [n for n, a in ALGORITHMS.items() if a.federates and n not in ("fed_prox", "fed_refine", "fed_distill")],
 )
 def test_around_any_algorithm(algorithm):
     """One round of momentum with half a step goes half the way of the algorithm."""
@@ -177,8 +179,8 @@ def test_the_server_steps_before_it_trains_the_aggregate(monkeypatch):
     seen = []
 
     class Spy(ServerOperators):
-        def train(self, state, where, epochs=None, *, steps=None):
-            trained = super().train(state, where, epochs, steps=steps)
+        def train(self, state, where, epochs=None, *, steps=None, loss=None):
+            trained = super().train(state, where, epochs, steps=steps, loss=loss)
             seen.append((state, *trained))
             return trained
 

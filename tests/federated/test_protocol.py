@@ -124,7 +124,7 @@ def test_settings_of_the_server_that_came_later():
             "server.optimizer_lr=0.5",
             "server.ema=0.9",
         ),
-        *("server.steps=1", "server.steps=2", "local_steps=1", "local_steps=2"),
+        *("server.steps=1", "server.steps=2", "local_steps=1", "local_steps=2", "distill.temperature=0.2"),
     )
     prints = {protocol(load_config("smoke", [word])) for word in words}
     assert len(prints | {RECORDED["smoke"]["fed_qssl"]}) == len(words) + 1

@@ -184,6 +184,7 @@ def server_table(ledger: Ledger) -> Table:
     s = ledger.server
     rows = {
         f"de-quantize {ledger.work.participants} models, full precision": s.dequantize,
+        f"pass the buffer through {ledger.work.participants} models, own bits": s.passes,
         **{f"re-quantize to {bits} bits": ops for bits, ops in s.requantize.items()},
         "train one model, full precision": s.train,
         "average": s.aggregate,

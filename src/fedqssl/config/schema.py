@@ -132,6 +132,13 @@ class FedProxConfig(_Section):
     """Weight of the proximal term ``mu/2 |w - w_received|^2``."""
 
 
+class DistillConfig(_Section):
+    """Settings of ``algorithm = "fed_distill"`` (``distill.*``)."""
+
+    temperature: Positive = 0.1
+    """T of the clients' similarities: the smaller, the more only the most similar images count."""
+
+
 class EvaluationConfig(_Section):
     """What is measured, and how often (``evaluation.*``)."""
 
@@ -289,6 +296,7 @@ class RunConfig(_Section):
     aggregation: AggregationConfig = AggregationConfig()
     lowbit: LowBitConfig = LowBitConfig()
     fedprox: FedProxConfig = FedProxConfig()
+    distill: DistillConfig = DistillConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     views: ViewsConfig = ViewsConfig()
     features: Literal["pooled", "grid2", "stages"] = "pooled"

@@ -146,6 +146,10 @@ class Bitwidth:
         """Bit operations of so many steps over ``images`` images."""
         return self.operations(self.task.batch(images)) * steps
 
+    def forward(self, images: int) -> int:
+        """Bit operations of a forward pass over one view of each of ``images`` images."""
+        return step_operations(self.trace, images, _objective(self.task, VIEWS, self.trace.outputs)).forward
+
     def training_seconds(self, images: int, steps: float) -> float:
         """Time of so many steps on this machine, from the measured one."""
         if self.measured is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedqssl.config import RunConfig
-from fedqssl.cost.bitwidth import Bitwidth, Say, silent, study
+from fedqssl.cost.bitwidth import VIEWS, Bitwidth, Say, silent, study
 from fedqssl.cost.formulas import BitOperations, Memory
 from fedqssl.cost.sizes import Sizes, client_sizes
 from fedqssl.cost.trace import FLOAT
@@ -58,6 +58,7 @@ class ServerCost:
 
     Args:
         dequantize: full-precision fine-tuning of every received model.
+        passes: forward passes of every received model in its own bits; an expected value if only a fraction takes part.
         aggregate: the weighted average, a 32 * 32 multiply-accumulate per parameter and client.
         requantize: low-bit fine-tuning, by bitwidth (32 needs none).
         train: full-precision training of one model.
@@ -67,6 +68,7 @@ class ServerCost:
     """
 
     dequantize: int
+    passes: int
     aggregate: int
     requantize: Mapping[int, int]
     train: int
@@ -77,7 +79,7 @@ class ServerCost:
     @property
     def total(self) -> int:
         """All bit operations of a round."""
-        return self.dequantize + self.aggregate + sum(self.requantize.values()) + self.train
+        return self.dequantize + self.passes + self.aggregate + sum(self.requantize.values()) + self.train
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,7 @@ def _server(clients: Mapping[str, ClientCost], sizes: Sizes, of: Mapping[int, Bi
     share = work.participants / max(len(clients), 1)
     return ServerCost(
         dequantize=each * work.participants,
+        passes=round(share * work.passes * sum(of[c.bits].forward(sizes.buffer) for c in clients.values())),
         aggregate=parameters * work.participants * FLOAT * FLOAT if work.averages else 0,
         requantize={b: of[b].training(sizes.buffer, steps.requantize).total for b in distinct},
         train=train,
@@ -329,6 +332,9 @@ def estimate(ledger: Ledger, cores: int | None = None) -> CostEstimate:
     if steps.dequantize is not None:
         each = full.training_seconds(buffer, steps.dequantize or full.task.steps(buffer) * FORWARD_SHARE)
         server += makespan([each] * work.participants, workers)
+    passes = full.task.steps(buffer) * FORWARD_SHARE / VIEWS * work.passes
+    received = (widths[c.bits].training_seconds(buffer, passes) for c in ledger.clients.values())
+    server += makespan(received, workers) * work.participants / count
     requantize = (widths[b].training_seconds(buffer, steps.requantize) for b in ledger.server.requantize)
     server += makespan(requantize, workers) + full.training_seconds(buffer, steps.buffer)
     server += full.training_seconds(everyone, steps.union)

@@ -22,6 +22,8 @@ from fedqssl.models.registry import IMAGE_SIZE, build_model
 from fedqssl.ssl.objectives import get_objective
 from fedqssl.ssl.views import ViewConfig, two_views
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs of 2N views, indices of the N images) -> loss."""
 SUPERVISED = "supervised"
 """The objective of the supervised baselines: cross-entropy of a linear classifier, which takes the heads' place."""
 
@@ -132,12 +134,19 @@ def train_steps(
     steps: int,
     labels: Tensor | None = None,
     done: Callable[[int], None] = lambda steps: None,
+    loss_of: Loss | None = None,
 ) -> list[float]:
     """So many steps of Algorithm 2 over uint8 images, epoch after epoch; without an optimiser nothing is updated.
 
     Every epoch has a random order of its own; the last one ends with the last step. After every epoch ``done`` gets the
-    number of steps so far. Returns the mean loss of each epoch's worth of steps, counted from the end: the last one is whole.
+    number of steps so far. ``loss_of`` replaces the task's loss. Returns the mean loss of each epoch's worth of steps, counted
+    from the end: the last one is whole.
     """
+    if loss_of is None:
+
+        def loss_of(outputs: Tensor, index: Tensor) -> Tensor:
+            return task.loss(outputs, None if labels is None else labels[index])
+
     model.train(opt is not None)
     losses: list[float] = []
     while len(losses) < steps:
@@ -145,7 +154,7 @@ def train_steps(
             for index in batches(len(images), task.batch_size, generator)[: steps - len(losses)]:
                 views = task.two_views(images[index], generator)
                 with torch.set_grad_enabled(opt is not None):
-                    loss = task.loss(model(views), None if labels is None else labels[index])
+                    loss = loss_of(model(views), index)
                 if opt is not None:
                     torch.autograd.backward(loss)
                     opt.step()

@@ -122,6 +122,8 @@ def server_work(run: RunData) -> str:
     parts = []
     if work.dequantize_epochs is not None:
         parts.append(f"{_length(work.dequantize_epochs, work.dequantize_steps, 'de-quantization ')} per client")
+    if work.passes:
+        parts.append("the buffer through every client's model")
     if work.buffer_epochs or work.buffer_steps:
         parts.append(f"{_length(work.buffer_epochs, work.buffer_steps)} of one model on the buffer")
     if work.union_epochs or work.union_steps:

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
+from rich import box
 from rich.table import Table
 
 from fedqssl.evaluation.controls import SHORT, Measured, best_control, verdict
+from fedqssl.units import bytes_text
 
 
 @dataclass(frozen=True)
@@ -99,28 +101,23 @@ class RunResult:
             raise ValueError(f"{folder / 'result.json'} is not a result ({error}); {again}") from error
 
     def table(self) -> Table:
-        """The closing table: a row per client, then the whole."""
-        columns = "client", "bits", "images", "local accuracy", "untrained", "best control", "sent", "received"
-        table = Table(*columns, title=self.headline(), caption=self.verdict() or None)
+        """The closing table: a row per client; it fits into 80 columns."""
+        table = Table(title=self.headline(), caption=self.verdict() or None, box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("client", no_wrap=True)
+        for column in ("bits", "images", "local accuracy", "untrained", "best control", "traffic"):
+            table.add_column(column, justify="right")
         for name, c in self.clients.items():
-            table.add_row(
-                name,
-                str(c.bits),
-                str(c.samples),
-                percent(c.local_accuracy),
-                c.untrained(),
-                c.control(),
-                f"{c.bytes_up / 1024:.0f} KiB",
-                f"{c.bytes_down / 1024:.0f} KiB",
-            )
+            accuracies = percent(c.local_accuracy), c.untrained(), c.control()
+            table.add_row(name, str(c.bits), str(c.samples), *accuracies, bytes_text(c.bytes_up + c.bytes_down))
         return table
 
     def headline(self) -> str:
         """One line: algorithm, data, accuracies."""
-        return (
-            f"{self.algorithm} on {self.dataset}, {self.rounds} rounds: global accuracy {percent(self.global_accuracy)}, "
-            f"mean local accuracy {percent(self.local_accuracy)}"
+        rounds = f"{self.rounds} round{'s' if self.rounds != 1 else ''}"
+        accuracies = (
+            f"global accuracy {percent(self.global_accuracy)}, mean local accuracy {percent(self.local_accuracy)}"
         )
+        return f"{self.algorithm} on {self.dataset}, {rounds}: {accuracies}"
 
 
 def percent(value: float | None) -> str:

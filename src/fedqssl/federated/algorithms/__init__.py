@@ -3,6 +3,7 @@
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators
 from fedqssl.federated.algorithms.central import CENTRAL
 from fedqssl.federated.algorithms.fed_avg import FED_AVG
+from fedqssl.federated.algorithms.fed_distill import FED_DISTILL
 from fedqssl.federated.algorithms.fed_paq import FED_PAQ
 from fedqssl.federated.algorithms.fed_prox import FED_PROX
 from fedqssl.federated.algorithms.fed_qssl import FED_QSSL
@@ -19,6 +20,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     for a in (
         FED_QSSL,
         FED_REFINE,
+        FED_DISTILL,
         FED_SIMCLR,
         FED_SIMSIAM,
         FED_AVG,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,10 +28,11 @@ class Arrived:
     local_steps: int | None = None
     temperature: float = 1.0
 
-    def shares(self) -> dict[str, float]:
-        """``|D_k| / |D|`` over the clients that replied."""
-        total = sum(self.samples[name] for name in self.payloads)
-        return {name: self.samples[name] / total for name in sorted(self.payloads)}
+    def shares(self, clients: Iterable[str] | None = None) -> dict[str, float]:
+        """``|D_k| / |D|`` over the clients that replied, or over some of them."""
+        names = sorted(self.payloads if clients is None else clients)
+        total = sum(self.samples[name] for name in names)
+        return {name: self.samples[name] / total for name in names}
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class RoundWork:
         dequantize_epochs: full-precision epochs on the buffer for every received model; 0 and no steps mean one pass without
             updates, None no pass at all.
         dequantize_steps: further steps of the same.
+        passes: forward passes of every received model over the buffer, in its own bits, one view of each image.
         requantize_epochs: low-bit epochs on the buffer, once per distinct bitwidth below 32.
         buffer_epochs: full-precision epochs of one model on the buffer.
         buffer_steps: further steps of the same.
@@ -52,6 +53,7 @@ class RoundWork:
     hands_out: bool = True
     dequantize_epochs: int | None = None
     dequantize_steps: int = 0
+    passes: int = 0
     requantize_epochs: int = 0
     buffer_epochs: int = 0
     buffer_steps: int = 0

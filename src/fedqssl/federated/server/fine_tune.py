@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.state import State, read_state, write_state
-from fedqssl.federated.task import Task, batches, train_steps
+from fedqssl.federated.task import Loss, Task, batches, train_steps
 from fedqssl.lowbit import LowBitSGD
 
 SETTLE_BATCHES = 100
@@ -25,16 +25,17 @@ def fine_tune(
     steps: int,
     lr: float,
     done: Callable[[int], None] = lambda steps: None,
+    loss_of: Loss | None = None,
 ) -> tuple[State, float]:
     """The state after so many steps of plain SGD, and the mean loss of the last epoch (without steps: of a pass without updates).
 
-    Batches and views derive from (seed, purpose): equal purposes see the same ones.
+    Batches and views derive from (seed, purpose): equal purposes see the same ones. ``loss_of`` replaces the task's loss.
     """
     full = task.converted(32)
     write_state(full, state)
     draws = generator(task.seed, *purpose)
     opt = LowBitSGD(full, lr) if steps else None
-    losses = train_steps(full, opt, images, task, draws, steps or task.steps(len(images)), done=done)
+    losses = train_steps(full, opt, images, task, draws, steps or task.steps(len(images)), None, done, loss_of)
     return {**state, **read_state(full)}, losses[-1]
 
 

@@ -12,12 +12,13 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from fedqssl.config import RunConfig
+from fedqssl.evaluation.features import extract_features
 from fedqssl.federated.server.dequantize import dequantize, steps_each
 from fedqssl.federated.server.fine_tune import fine_tune, settle
 from fedqssl.federated.server.requantize import requantize
 from fedqssl.federated.state import State, read_payload
-from fedqssl.federated.task import Task
-from fedqssl.lowbit import NonFiniteError
+from fedqssl.federated.task import Loss, Task
+from fedqssl.lowbit import NonFiniteError, load_bytes
 
 Where = Literal["buffer", "everywhere"]
 
@@ -67,6 +68,12 @@ def _dequantize(
         return dequantize(payload, bits, context.buffer(), context.task, round_number, steps, lr)
     except NonFiniteError:
         return {}, float("nan")
+
+
+def _embed(context: ServerContext, bits: int, payload: bytes) -> Tensor:
+    model = context.task.converted(bits)
+    load_bytes(model, payload, checked=True)
+    return extract_features(model, context.buffer())
 
 
 def _requantize(context: ServerContext, bits: int, state: State, round_number: int, lr: float, epochs: int) -> bytes:
@@ -119,6 +126,11 @@ class ServerOperators:
         jobs = {n: (bits[n], payloads[n], self.round_number, self.server_lr, each) for n in sorted(payloads)}
         return self.jobs.run("de-quantize", _dequantize, jobs)
 
+    def embed(self, payloads: Mapping[str, bytes]) -> dict[str, Tensor]:
+        """Outputs (N, d) of each client's model, in its own bits, for the buffer's N images as they are: forward passes only."""
+        jobs = {n: (self.context.bits[n], payloads[n]) for n in sorted(payloads)}
+        return self.jobs.run("embed the buffer", _embed, jobs)
+
     def requantize(self, state: State, epochs: int | None = None) -> dict[str, bytes]:
         """A state in every client's own bits, made once per bitwidth; ``epochs`` overrides the configured fine-tuning."""
         count = self.context.config.server.requantize_epochs if epochs is None else epochs
@@ -132,20 +144,28 @@ class ServerOperators:
         return self.requantize(state, epochs=0)
 
     def train(
-        self, state: State, where: Where, epochs: int | None = None, *, steps: int | None = None
+        self,
+        state: State,
+        where: Where,
+        epochs: int | None = None,
+        *,
+        steps: int | None = None,
+        loss: Loss | None = None,
     ) -> tuple[State, float]:
         """Full-precision training, epochs or steps, on the buffer or, at the clients' learning rate, on all their images.
 
-        Also returns the mean loss of the last epoch.
+        ``loss`` of (outputs, indices of the images) replaces the run's. Also returns the mean loss of the last epoch.
         """
         images, lr = (
             (self.context.buffer(), self.server_lr) if where == "buffer" else (self.context.everyone(), self.lr)
         )
         task, purpose = self.context.task, (where, self.round_number)
         count = (epochs or 0) * task.steps(len(images)) if steps is None else steps
-        return fine_tune(
-            state, images, task, purpose, count, lr, lambda done: self.jobs.tick(f"training on {where}", done, count)
-        )
+
+        def tick(done: int) -> None:
+            self.jobs.tick(f"training on {where}", done, count)
+
+        return fine_tune(state, images, task, purpose, count, lr, tick, loss)
 
     def settle(self, state: State) -> State:
         """The same weights with batch-norm statistics of the buffer."""

@@ -43,7 +43,7 @@ class Plan:
         setting: tuple[str, float] | None = None,
         also: tuple[str, str] | None = None,
     ) -> Cell:
-        """The run of a row at a seed; ``setting`` (with ``also``) is a point of an ablation: the plain cell if nothing changes."""
+        """The run of a row at a seed; ``setting`` and ``also`` are a point of an ablation, or the plain cell."""
         base = self.scale.bases[dataset]
         changes = layered(AS_IN_THE_PAPER, base.changes, self.scale.algorithms.get(row.algorithm, {}))
         label = base.label
