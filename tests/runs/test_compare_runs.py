@@ -79,6 +79,15 @@ def test_the_same_name_for_other_images_is_refused(runs, capsys):
     assert "different images" in fails(capsys, runs)
 
 
+@pytest.mark.parametrize("changes", [{"image_size": 64}, {"buffer": "digits"}, {"evaluation.holdout": 0.1}])
+def test_settings_that_change_the_images_may_be_compared_across(runs, changes, capsys):
+    """They have other images, of course; and without being told, nothing is mixed."""
+    fake_run(runs / "other", smoke(seed=7, **changes), sha="b")
+    key, error = next(iter(changes)), fails(capsys, runs)
+    assert f"{key} (" in error and "different images" not in error
+    assert len(table(runs, "--across", error.split("--across ")[1].split()[0])) == 3
+
+
 def test_equal_seeds_count_once_or_are_refused(runs, capsys):
     fake_run(runs / "copy", smoke(seed=0), 0.50)
     assert {row["seeds"] for row in table(runs)} == {"3", "1"}

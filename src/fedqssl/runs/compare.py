@@ -20,6 +20,8 @@ from fedqssl.runs.text_table import Grid, accuracy, bits_text, to_csv
 FREE = ("algorithm", "bits")
 """The quantities that are compared."""
 CONTENT = "images_sha256"
+_IMAGES = ("data", "images", "image_size", "buffer", "buffer_images", "group", "evaluation.holdout")
+"""The settings that decide which images there are: runs that agree in them must have the same."""
 
 
 class CompareError(RunError):
@@ -103,9 +105,9 @@ def check_comparable(runs: Sequence[Finished], across: Sequence[str]) -> None:
             f"these runs differ in more than algorithm, bits and seed: {what}; leave some out, or compare across these "
             f"settings with --across {','.join([*across, *differing])}"
         )
-    by_source: dict[tuple[str, str], Finished] = {}
-    for run in runs:
-        first = by_source.setdefault((run.config.data, str(run.config.images)), run)
+    by_source: dict[tuple[str, ...], Finished] = {}
+    for run, settings in zip(runs, all_settings, strict=True):
+        first = by_source.setdefault(tuple(_text(settings.get(key)) for key in _IMAGES), run)
         if run.content and first.content and run.content != first.content:
             raise CompareError(
                 f"{first.folder} and {run.folder} were run on different images, although both name {run.config.data}; they "
