@@ -67,7 +67,9 @@ def test_probe_and_export_work_on_a_finished_run(old):
     assert made.manifest.card.keys() == before.manifest.card.keys()
     if other_arithmetic() is None:
         accuracy = made.manifest.card["accuracy"]
-        kept = {name: value for name, value in accuracy.items() if not name.startswith("accuracy of ")}  # controls are newer
+        kept = {
+            name: value for name, value in accuracy.items() if not name.startswith("accuracy of ")
+        }  # controls are newer
         assert len(kept) < len(accuracy)
         assert {**made.manifest.card, "accuracy": kept} == before.manifest.card
         assert torch.equal(made.logits(IMAGES), before.logits(IMAGES))
