@@ -131,7 +131,7 @@ def test_clients_join_and_leave_between_rounds(fleet, pictures, tmp_path):
         ["car-2", "van-3"],
     ]
     assert lines[2]["rejected"] == {"car-1": "it is not connected"}
-    assert "van-3 joins with 32 bits and 32 images" in shown.lines
+    assert "van-3 joins with 32 bits and 40 images" in shown.lines
     assert {n: c.bits for n, c in result.clients.items()} == CLIENTS  # and the files know the van, too
     from fedqssl.config import load_config
     from fedqssl.report.data import read_run
