@@ -8,6 +8,7 @@ from fedqssl.federated.algorithms.fed_paq import FED_PAQ
 from fedqssl.federated.algorithms.fed_prox import FED_PROX
 from fedqssl.federated.algorithms.fed_qssl import FED_QSSL
 from fedqssl.federated.algorithms.fed_refine import FED_REFINE
+from fedqssl.federated.algorithms.fed_seq import FED_SEQ
 from fedqssl.federated.algorithms.fed_simclr import FED_SIMCLR
 from fedqssl.federated.algorithms.fed_simsiam import FED_SIMSIAM
 from fedqssl.federated.algorithms.local_only import LOCAL_ONLY
@@ -21,6 +22,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         FED_QSSL,
         FED_REFINE,
         FED_DISTILL,
+        FED_SEQ,
         FED_SIMCLR,
         FED_SIMSIAM,
         FED_AVG,
