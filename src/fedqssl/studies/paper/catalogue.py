@@ -149,7 +149,7 @@ TABLES: dict[str, Table] = {
         ),
         _of_our_own(
             *("table_plus_low", "low"),
-            (_rows(_PLUS, "low"), _rows(("server_only",), "low"), _rows(_FOREIGN, "low", True)),
+            (_rows(_PLUS, "low"), _rows(("server_only", "untrained"), "low"), _rows(_FOREIGN, "low", True)),
         ),
     )
 }
