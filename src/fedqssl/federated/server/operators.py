@@ -19,6 +19,7 @@ from fedqssl.federated.server.requantize import requantize
 from fedqssl.federated.state import State, read_payload
 from fedqssl.federated.task import Loss, Task
 from fedqssl.lowbit import NonFiniteError, load_bytes
+from fedqssl.lowbit.optim import ScalePolicy
 
 Where = Literal["buffer", "everywhere"]
 
@@ -80,9 +81,9 @@ def requantize_as_configured(
     context: ServerContext, bits: int, state: State, round_number: int, lr: float, epochs: int
 ) -> bytes:
     """A state in so many bits, as the run's settings say; ``lowbit.scale`` counts only where it is ``grow``."""
-    config = context.config
-    how = config.server.requantize_start, "grow" if config.lowbit.scale == "grow" else "round"
-    return requantize(state, bits, context.buffer(), context.task, round_number, epochs, lr, *how)
+    start, scale = context.config.server.requantize_start, context.config.lowbit.scale
+    kept: ScalePolicy = "grow" if scale == "grow" else "round"
+    return requantize(state, bits, context.buffer(), context.task, round_number, epochs, lr, start, kept)
 
 
 @dataclass(frozen=True, eq=False)
