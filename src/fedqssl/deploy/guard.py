@@ -128,7 +128,7 @@ class Guard:
         elif scope["path"].startswith("/v1/runtime/") and same_machine(scope):
             await self.app(scope, receive, send)
         else:
-            self.events.note("refused", path=scope["path"][:200], peer=_peer(scope), why="this path is closed")
+            self.events.refused(path=scope["path"][:200], peer=_peer(scope), why="this path is closed")
             await answer(send, 403, {}, CLOSE)
 
     async def _fleet(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,7 +140,7 @@ class Guard:
             size = outbox.size(push.session_id) if isinstance(push, PushObjectRequest) else MessageSize()
             listed = self._check(push, len(body), size)
         except RefusedError as error:
-            self.events.note("refused", client=name, peer=_peer(scope), why=str(error))
+            self.events.refused(client=name, peer=_peer(scope), why=str(error))
             await answer(send, error.status, {}, CLOSE)
             return
         # Counted before the SuperLink has checked the signature, so that requests at the same time cannot exceed the limit
