@@ -21,6 +21,10 @@ RECORDED = json.loads((Path(__file__).parent / "protocol_digests.json").read_tex
 @pytest.mark.parametrize("preset", RECORDED)
 def test_digests_of_existing_runs_stay(preset):
     since = {"cifar10-small": SMALL.bases["cifar10"].changes, "cifar100-paper": {"bits": SMALL.bits["config1"]}}
+    since["quickstart"] = {
+        **{"fraction": 1.0, "rounds": 8, "local_epochs": 2, "buffer_ratio": 0.1},
+        **{"server.dequantize_epochs": 1, "evaluation.knn_every": 1},
+    }
     recipe = since.get(preset, {})  # what these presets were then
     found = {name: protocol(load_config(preset, {**BEFORE, **recipe, "algorithm": name})) for name in RECORDED[preset]}
     assert found == RECORDED[preset]
@@ -139,6 +143,7 @@ def test_settings_of_the_server_that_came_later():
             "server.ema=0.9",
         ),
         *("server.steps=1", "server.steps=2", "local_steps=1", "local_steps=2", "distill.temperature=0.2"),
+        *("aggregation.weights=bits", "aggregation.weights=agreement", "aggregation.weights=mask"),
     )
     prints = {protocol(load_config("smoke", [word])) for word in words}
     assert len(prints | {RECORDED["smoke"]["fed_qssl"]}) == len(words) + 1

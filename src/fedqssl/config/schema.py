@@ -110,6 +110,10 @@ class AggregationConfig(_Section):
 
     temperature: Positive = 1.0
     """T of ``p = softmax(-L_DQ / T)``; the paper uses 1."""
+    weights: Literal["algorithm", "bits", "agreement", "mask"] = "algorithm"
+    """What the algorithm's weights are multiplied by, tensor by tensor. ``algorithm``: nothing. ``bits``: the precision of a
+    client's update, so that few bits count less. ``agreement``: the cosine to the model before the round (L-DAWA). ``mask``: 1
+    where a client of fewer bits moved an entry in the same direction as the clients of more bits, else 0 (after ProWD)."""
 
 
 class LowBitConfig(_Section):
