@@ -24,7 +24,7 @@ from fedqssl.files import write_json
 from fedqssl.runs.describe import describe_data
 from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.folder import Checkpoint, RunFolder
-from fedqssl.runs.lifecycle import Logged, check_model, environment, play_to_end, pool_of
+from fedqssl.runs.lifecycle import Logged, check_model, check_surroundings, environment, play_to_end, pool_of
 from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import RunResult
 from fedqssl.runs.round import first_checkpoint, server_learning_rate
@@ -75,6 +75,7 @@ class FleetRun:
         if known:
             self.roster = read_roster(read_json(self.folder.path / "roster.json"))
             self._check_images(images.context(self.config, self.roster))
+            check_surroundings(self.config, self.folder, shown)
         before = dict(self.roster)
         run, context = self._identity(), images.context(self.config, self.roster)
         check_model(context)
