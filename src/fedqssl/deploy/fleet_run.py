@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +57,8 @@ class FleetRun:
         try:
             result = self._play(shown)
         except BaseException as error:
-            self._status("failed", " ".join(str(error).split()) or type(error).__name__)
+            with suppress(OSError):  # of a full disk, which must not replace the error that matters
+                self._status("failed", " ".join(str(error).split()) or type(error).__name__)
             raise
         self.round, ends = result.rounds, result.clients.items()
         self.totals = {"up": {n: c.bytes_up for n, c in ends}, "down": {n: c.bytes_down for n, c in ends}}
