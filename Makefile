@@ -9,7 +9,11 @@ STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 CHECKED := src tests examples docs/site_hooks.py setup.py
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: run test test-full unit mutants lint format coverage docs site clean
+# `make test LOCK=requirements.lock` installs exactly what the lock lists, checked by hash; torch, which comes from an index of
+# its own, by the version in constraints.txt.
+LOCK ?=
+
+.PHONY: run test test-full unit mutants lint format coverage docs site clean lock
 
 run: $(STAMP)
 	$(BIN)/fedqssl run quickstart
@@ -47,6 +51,13 @@ docs:
 site: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
+# Everything for Python 3.11 on Linux with its hashes. torch is left out: CI takes it from an index that has CPU builds only.
+lock: $(STAMP)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra flower --extra docs -c constraints.txt --generate-hashes \
+		--no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 --quiet -o build/all.lock
+	$(BIN)/python tests/support/lock_without_torch.py build/all.lock requirements.lock
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -55,5 +66,11 @@ clean:
 # The editable install also builds the C++ kernels (setup.py); a changed kernel source builds them anew.
 $(STAMP): pyproject.toml constraints.txt $(wildcard setup.py src/fedqssl/quant/kernels/*.cpp src/fedqssl/quant/kernels/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifneq ($(LOCK),)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r $(LOCK)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+else
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+endif
 	touch $@

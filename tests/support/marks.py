@@ -29,6 +29,7 @@ UNIT = (
     "test_marks.py",
     "test_mutants.py",
     "test_plotting.py",
+    "test_supply_chain.py",
 )
 INTEGRATION = (
     "cli",
