@@ -13,9 +13,8 @@ from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.control import collect
 from fedqssl.deploy.scaffold import own_key
 from fleet_processes import PATIENCE, Processes, until
-from flower_pictures import CLIENTS, in_one_place, words
+from flower_pictures import CLIENTS, rounds_in_one_place, words
 from recording_proxy import RecordingProxy
-from tiny_run import rounds_of
 
 
 class Deployment:
@@ -58,7 +57,7 @@ def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pict
         try:
             until(lambda: group.poll() is None and processes.fleet.serving(), "the server serves")
             done = processes.command("start", processes.fleet.path, "--preset", "smoke", *words())
-            assert done.returncode == 0, done.stderr + processes.said("group")
+            assert done.exit_code == 0, f"{done.exception} {processes.said('group')}"
             name = done.stdout.split()[1]
             until(lambda: processes.state() == "waiting", "the run has begun")
         finally:
@@ -72,13 +71,8 @@ def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pict
         assert processes.end("server") == 0 and processes.state() == "stopped"
 
 
-@pytest.fixture(scope="module")
-def reference(pictures):
-    return rounds_of(in_one_place(pictures), 2)
-
-
-def test_same_bytes_as_in_one_place(deployment, reference):
-    now, lines = reference
+def test_same_bytes_as_in_one_place(deployment, pictures):
+    now, lines = rounds_in_one_place(pictures, 2)
     for name in CLIENTS:
         assert (deployment.run / "clients" / name / "model.fqssl").read_bytes() == now.payloads[name]
         assert (deployment.fleet.client(name) / "state" / "model.fqssl").read_bytes() == now.payloads[name]
