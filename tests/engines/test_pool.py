@@ -97,7 +97,7 @@ from test_pool import work
 
 with Pool({{"name": "all", "images": torch.ones(300, 300, dtype=torch.uint8)}}, workers=2) as pool:
     print(sorted({{value[2] for value in pool.run("work", work, {{"a": ("a",)}}).values()}}), flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -105,13 +105,18 @@ with Pool({{"name": "all", "images": torch.ones(300, 300, dtype=torch.uint8)}}, 
 def test_a_script_is_imported_once_and_workers_end_with_it(tmp_path, how):
     """Without a guard by __name__, as newcomers write scripts; however the script ends."""
     (tmp_path / "script.py").write_text(SCRIPT.format(folder=str(Path(__file__).parent)))
-    started = subprocess.Popen([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    started = subprocess.Popen(
+        [sys.executable, tmp_path / "script.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # even if these tests were started by nohup
+    )
     assert started.stdout is not None and started.stdout.readline() == b"imported\n"
     pids = eval(started.stdout.readline())
     assert len(pids) == 1
     started.send_signal(how)
-    rest = started.communicate(timeout=300)[0]
-    assert b"imported" not in rest
+    rest = started.communicate(timeout=500)[0]
+    assert b"imported" not in rest and started.returncode == -how
     end = time.monotonic() + 300
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < end:
         time.sleep(0.05)
