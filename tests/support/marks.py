@@ -47,6 +47,7 @@ INTEGRATION = (
     "federated/test_algorithms.py",
     "federated/test_client.py",
     "federated/test_context.py",
+    "federated/test_fed_seq.py",
     "federated/test_operators.py",
     "federated/test_optimizers.py::test_a_checkpoint_holds_all_that_the_next_round_needs",
     "federated/test_optimizers.py::test_around_any_algorithm",
