@@ -480,7 +480,8 @@ def test_a_fraction_of_the_clients_takes_part(fraction, clients, least, taken):
     from fedqssl.runs.round import sampled
 
     config = load_config("smoke", {"clients": clients, "bits": 4, "fraction": fraction, "min_clients": least})
-    context = SimpleNamespace(config=config, bits={f"client-{i:03d}": 4 for i in range(clients)})
+    names = {f"client-{i:03d}": 4 for i in range(clients)}
+    context = SimpleNamespace(config=config, bits=names, algorithm=ALGORITHMS["fed_qssl"])
     draws = [sampled(context, r) for r in range(20)]
     assert all(len(set(names)) == taken and names == sorted(names) for names in draws)
     assert taken == clients or len(set(map(tuple, draws))) > 1
