@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -49,13 +50,14 @@ def deployment(tmp_path_factory, pictures):
 
 def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pictures):
     """Sent as a terminal does, to all processes of its group; the run waits for clients, of which there are none."""
+    began = time.time()
     with Processes(tmp_path, pictures, CLIENTS) as processes:
         words_ = "deploy", "server", processes.fleet.path, "--buffer", f"folder:{pictures}/buffer"
         with (tmp_path / "group.out").open("w") as out:
             command = [sys.executable, "-m", "fedqssl.cli.main", *map(str, words_)]
             group = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
         try:
-            until(lambda: group.poll() is None and processes.fleet.serving(), "the server serves")
+            until(lambda: group.poll() is None and processes.obeying(began), "the server serves")
             done = processes.command("start", processes.fleet.path, "--preset", "smoke", *words())
             assert done.exit_code == 0, f"{done.exception} {processes.said('group')}"
             name = done.stdout.split()[1]
@@ -64,8 +66,9 @@ def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pict
             os.killpg(group.pid, signal.SIGINT)
         assert group.wait(PATIENCE) == 0
         assert processes.state() == "stopped" and "Traceback" not in processes.said("group"), processes.said("group")
+        began = time.time()
         processes.launch("server", "-m", "fedqssl.cli.main", "deploy", "server", processes.fleet.path)
-        until(processes.fleet.serving, "the server serves again")
+        until(lambda: processes.obeying(began), "the server serves again")
         assert processes.start() == name
         until(lambda: processes.state() == "waiting", "the run goes on")
         assert processes.end("server") == 0 and processes.state() == "stopped"
