@@ -18,22 +18,25 @@ LOCK ?=
 run: $(STAMP)
 	$(BIN)/fedqssl run quickstart
 
+# Each worker starts with neighbouring tests, which share what they prepare, and takes over others' when it has none left.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: lint
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 test-full: lint
-	$(BIN)/python -m pytest -n 2
+	$(PYTEST)
 
 # Under a minute on two idle cores.
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m unit
+	$(PYTEST) -m unit
 
 # Deliberate slips in copies of the code, all of which the tests must notice. For some: make mutants MUTANTS='--only runs/ --jobs 1'
 mutants: $(STAMP)
 	$(BIN)/python tests/run_mutants.py $(MUTANTS)
 
 coverage: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m 'not slow' --cov --cov-report=term:skip-covered --cov-report=html
+	$(PYTEST) -m 'not slow' --cov --cov-report=term:skip-covered --cov-report=html
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(CHECKED)
