@@ -5,9 +5,11 @@ import torch
 
 from fedqssl.engines.in_process import InProcess
 from fedqssl.federated.server.aggregate import with_updates
-from fedqssl.federated.state import read_payload
+from fedqssl.federated.server.operators import ServerOperators
+from fedqssl.federated.state import read_payload, read_state, write_state
+from fedqssl.lowbit import to_bytes
 from fedqssl.lowbit.policy import is_statistic
-from fedqssl.runs.round import first_checkpoint, sampled
+from fedqssl.runs.round import first_checkpoint, full_precision, sampled
 from tiny_run import rounds_of, tiny_context
 
 
@@ -76,3 +78,25 @@ def test_nobody_trains_again_before_everybody_has(clients, fraction, rounds):
         assert len({str(cycle) for cycle in cycles}) == 4, "every order is drawn anew"
         often = [name for number in range(rounds) for name in sampled(drawn, number)]
         assert len(set(often)) < len(often), "other algorithms draw anew in every round"
+
+
+@pytest.mark.parametrize(("settings", "steps"), [({"server.dequantize_epochs": 0}, []), ({"server.steps": 3}, [3])])
+def test_fed_qssl_plus_trains_what_fed_seq_gives_on_the_buffer(settings, steps):
+    """Without server steps the two are the same; with them the sum of updates is trained, then handed out to nearest."""
+    trained = []
+
+    class Spy(ServerOperators):
+        def train(self, state, where, epochs=None, *, steps=None, loss=None):
+            trained.append((to_bytes(full_precision(self.context, state)), where, steps))
+            return super().train(state, where, epochs, steps=steps, loss=loss)
+
+    common = {"images": 400, "fraction": 0.6, **settings}
+    context = tiny_context(algorithm="fed_qssl_plus", **common)
+    summed, _ = rounds_of(tiny_context(algorithm="fed_seq", **common))
+    after, (line,) = rounds_of(context, operators=Spy)
+    assert trained == [(summed.aggregated, "buffer", count) for count in steps]
+    assert (after.aggregated == summed.aggregated) == (not steps) == (line["server_loss"] is None)
+    rounded = context.task.converted(4)
+    write_state(rounded, read_payload(after.aggregated, 32, context.task))
+    held = read_payload(after.payloads["client-00"], 4, context.task)
+    assert all(torch.equal(held[key], x) for key, x in read_state(rounded).items() if x.ndim == 4)

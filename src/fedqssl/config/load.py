@@ -25,8 +25,11 @@ _NOT_ACCURACY = (
     "evaluation.controls",
     *("engine", "client_cpus", "deadline"),
 )
-BEFORE: dict[str, object] = {"evaluation.classifier": "sgd", "evaluation.probe": "fixed"}
-"""What runs did before a setting existed, where that is not its default: a run's own file that lacks the setting is older."""
+BEFORE: dict[str, object] = {
+    **{"evaluation.classifier": "sgd", "evaluation.probe": "fixed"},
+    **{"lowbit.scale": "round", "server.requantize_start": "codes"},
+}
+"""What older runs did where that is not the default now: a run's own file that lacks the setting is older than it."""
 _ONLY_FOR = {"beta": "dirichlet", "classes_per_client": "classes", "minority": "skew"}
 
 
@@ -74,6 +77,21 @@ def load_run_config(folder: Path) -> RunConfig:
     return load_config(path, {name: BEFORE[name] for name in missing})
 
 
+def code_of(config: RunConfig) -> list[str]:
+    """The import paths (``package.module:NAME``) that a configuration names: code that using it runs."""
+    return [name for name in (config.model, config.algorithm) if ":" in name]
+
+
+def check_trusted(config: RunConfig, where: Path, trust: bool) -> None:
+    """Raise an error if settings that came with somebody's files name code, unless the user trusts them."""
+    named = code_of(config)
+    if named and not trust:
+        raise ConfigError(
+            f"{where} names {named[0]!r}, code that this would import and run; if you trust it, add --trust (in Python "
+            "trust=True)"
+        )
+
+
 def parse_words(words: Sequence[str]) -> dict[str, Any]:
     """``["rounds=20"]`` -> ``{"rounds": "20"}``; the last of two equal keys wins."""
     values = {}
@@ -114,7 +132,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
 
 
@@ -168,6 +186,8 @@ __all__ = [
     "BEFORE",
     "RETIRED",
     "accuracy_settings",
+    "check_trusted",
+    "code_of",
     "load_config",
     "load_run_config",
     "parse_words",

@@ -54,6 +54,8 @@ class Round:
         server_loss: loss of the server's training of one model.
         rejected: why valid uploads were left out, by client.
         parts: the states by client whose average, with ``weights``, is the aggregate, for optimisers that need their spread.
+        tensor_weights: weights by client and tensor, where those of a tensor or of its entries are not ``weights``
+            (``aggregation.weights``); ``weights`` are then their means.
         step_size: of the server's optimiser, if it chose one.
         served: the state that is evaluated, and handed out after the last round, if it is not the aggregate (``server.ema``).
     """
@@ -69,6 +71,7 @@ class Round:
     refine: Callable[[State], tuple[State, float]] | None = None
     parts: Mapping[str, State] = field(default_factory=dict)
     step_size: float | None = None
+    tensor_weights: Mapping[str, State] = field(default_factory=dict)
 
 
 Server = Callable[[ServerState, Arrived, ServerOperators], tuple[ServerState, Round]]
