@@ -106,7 +106,7 @@ def test_the_monitor_knows_training_images_and_asks_about_test_images(finished, 
 def test_supervised_clients_are_judged_after_training_on_their_own_images_once_more(tmp_path):
     """PAPER-TO-CODE, section 8: the client's own s-bit model after local training, on its own held-out images."""
     changes = {"algorithm": "fed_avg", "images": 400, "bits": [4, 8, 8], "lr": 0.1, "lr_schedule": "cosine"}
-    finished = start(tiny(**changes, **QUIET), tmp_path / "run", say=silent)
+    finished = start(tiny(**changes), tmp_path / "run", say=silent)
     context = tiny_context(**changes)
     models, train = model_bytes(finished.folder), context.train
     job = context.job(finished.rounds, 0.1 * 0.5)  # the rate of the second of two rounds, half way down the cosine
