@@ -36,7 +36,7 @@ class TinyNet(nn.Module):
 def main(out: str, **settings: object) -> None:
     result = fedqssl.run("quickstart", out=Path(out), model="own_backbone:TinyNet", width=8, **settings)
     name = list(result.clients)[-1]
-    model = device_model(FinishedRun.open(Path(out)), name)
+    model = device_model(FinishedRun.open(Path(out), trust=True), name)
     print(f"{name}: {model.manifest.bits} bits, {len(model.to_bytes()):,} bytes")
     # from a file: fedqssl.load(path, trust=True), because loading it imports own_backbone
 

@@ -14,7 +14,7 @@ from fedqssl.maker.personal import device_model
 
 
 def main(run: str, out: str, client: str | None = None) -> float:
-    finished = FinishedRun.open(Path(run))
+    finished = FinishedRun.open(Path(run), trust=True)
     name = client or next(iter(finished.result.clients))
     model = device_model(finished, name)
     Path(out).write_bytes(to_onnx(model))

@@ -6,9 +6,14 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+MAX_DEPTH = 32
+"""Levels of nesting in a JSON file; ours have at most six."""
+MAX_NAME = 200
+"""Characters of a client's name."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -41,6 +46,41 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The values of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or it nests deeper than anything of ours.
+    """
+    try:
+        values = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [values]
+    for _ in range(MAX_DEPTH):
+        level = [item for part in level for item in _inside(part) if isinstance(item, (dict, list))]
+        if not level:
+            return values
+    raise ValueError("it is nested too deeply")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a client of this name can have a folder of its own, and a line on a terminal."""
+    plain = name.isprintable() and name.strip(". ") == name and len(name) <= MAX_NAME
+    return plain and bool(name) and not set(name) & set('/\\:*?"<>|')
+
+
+def printable(text: str) -> str:
+    """The text with ``?`` for characters that a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def read_json(path: Path, error_class: type[Exception] = ValueError, hint: str = "") -> Any:
     """The values of a JSON file.
 
@@ -50,8 +90,8 @@ def read_json(path: Path, error_class: type[Exception] = ValueError, hint: str =
         hint: what the user can do about it, the end of that message.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise error_class(f"{path} cannot be read ({error}){hint and f'; {hint}'}") from error
 
 
@@ -101,8 +141,11 @@ def is_locked(path: Path) -> bool:
 __all__ = [
     "absolute",
     "finite",
+    "is_folder_name",
     "is_locked",
     "locked",
+    "parse_json",
+    "printable",
     "read_json",
     "read_json_or_none",
     "write_atomically",

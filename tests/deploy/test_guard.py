@@ -10,8 +10,8 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
-from fedqssl.deploy.events import Events
-from fedqssl.deploy.guard import CHUNK, KEPT, REQUEST, Guard
+from fedqssl.deploy.events import REFUSALS, Events
+from fedqssl.deploy.guard import CHUNK, KEPT, KEY_HEADER, REQUEST, Guard
 
 KEY = b"-----BEGIN PUBLIC KEY-----\nxyz\n-----END PUBLIC KEY-----\n"
 HERE, THERE = ("127.0.0.1", 4000), ("192.168.1.9", 4000)
@@ -290,3 +290,38 @@ def test_a_thousand_messages_do_not_fill_the_memory(guard):
         assert announce(guard, f"m-{number}") == 200
     assert len(guard.outboxes["car-1"].messages) == KEPT
     assert asked(guard, "/v1/fleet/push-messages", b"\0 not protobuf", headers=[]) == 200  # the SuperLink refuses it
+
+
+def test_lines_about_refused_requests_are_bounded(tmp_path):
+    """Strangers cause them: 5,000 requests were 5,000 lines."""
+    now = [0.0]
+    guard = Guard(Behind(), 1 << 20, Events(tmp_path / "log.jsonl", lambda: now[0]))
+    for _ in range(300):
+        assert asked(guard, "/v1/control/" + "x" * 1000) == 403
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert len(lines) == REFUSALS and max(map(len, lines)) < 400
+    now[0] = 61.0
+    asked(guard, "/v1/control/run")
+    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["unlisted"] == 300 - REFUSALS
+
+
+def test_a_log_begins_anew_when_it_is_large(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedqssl.deploy.events.LARGEST", 200)
+    events = Events(tmp_path / "log.jsonl")
+    for number in range(20):
+        events.note("x", number=number)
+    both = [(tmp_path / name).stat().st_size for name in ("log.jsonl", "log.jsonl.1")]
+    assert max(both) < 400 and '"number": 19' in (tmp_path / "log.jsonl").read_text()
+
+
+def test_a_stranger_is_refused_before_its_body_is_read(tmp_path):
+    """A hundred half-sent bodies of 6 MiB were 700 MB: the key comes first, and a request to join is short."""
+    behind = Behind()
+    guard = Guard(behind, 1 << 30, Events(tmp_path / "log"))
+    guard.know("car-1", KEY)
+    body, known = b"x" * (1 << 20), [(KEY_HEADER, b64encode(KEY))]
+    length = [(b"content-length", str(len(body)).encode())]
+    assert asked(guard, "/v1/fleet/pull-messages", body, headers=length) == 413
+    assert asked(guard, "/v1/fleet/pull-messages", body, pieces=100) == 413 and behind.bodies == []
+    assert asked(guard, "/v1/fleet/pull-messages", body[:1000]) == 200  # the SuperLink says what is wrong with the key
+    assert asked(guard, "/v1/fleet/pull-messages", body, headers=[*length, *known]) == 200

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import math
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -189,6 +191,18 @@ def test_who_raises_or_is_late_or_away_is_named(pictures, tmp_path):
     )
     with pytest.raises(RunError, match=r"2 valid updates, fewer than min_clients = 3 \(car-2: it claims 1 images"):
         played(least, strict, count=1)
+
+
+@pytest.mark.parametrize("told", [1e300, -0.5, math.nan, math.inf])
+def test_an_accuracy_that_cannot_be_is_left_out(told, monkeypatch):
+    """1e300 became 100%."""
+    engine = FlowerEngine(
+        SimpleNamespace(config=SimpleNamespace(deadline=None, rounds=1), task=SimpleNamespace(supervised=False)), "run"
+    )
+    replies = {"a": (Reply("run", "n", 1, 10, accuracy=told), b""), "b": (Reply("run", "n", 1, 10, accuracy=0.5), b"")}
+    monkeypatch.setattr(engine, "_ask", lambda *arguments: (replies, {}))
+    context = SimpleNamespace(config=SimpleNamespace(rounds=1), job=lambda *arguments: None)
+    assert engine.accuracies(context, {}) == {"b": 0.5} and list(engine.unbelievable) == ["a"]
 
 
 def test_final_models_are_judged_where_the_labels_are(pictures, tmp_path):

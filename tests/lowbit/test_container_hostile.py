@@ -293,3 +293,17 @@ def test_sealed_flips_in_the_header_raise_nothing_but_the_named_error(flips):
         from_bytes(seal(bytes(blob)), small_net())
     except ContainerError as error:
         assert str(error)
+
+
+def test_a_description_is_measured_before_it_is_read(model):
+    """A list of 30 MB as the description took 870 MB of memory before it was refused."""
+    code = "import resource, sys; from fedqssl.lowbit.container import *; data = sys.stdin.buffer.read(); "
+    code += "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+    code += "try: read_header(data)\nexcept ContainerError as error: print(error)\n"
+    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=forge(b"[" + b"[]," * 10_000_000 + b"[]]"), capture_output=True, check=True
+    )
+    said, grown = done.stdout.decode().splitlines()
+    assert "a description of 30,000,004 bytes" in said and int(grown) < 100_000  # KiB; the file itself twice
+    refuses(model, forge(b"[[], []]"), "description cannot be read")

@@ -69,6 +69,8 @@ def test_it_runs_resumes_and_is_planned_compared_and_reported(here, monkeypatch,
     assert command("compare", "run", "other") == 0
     assert "own_counting:COUNTING" in capsys.readouterr().out
     assert command("report", "run") == 0
+    assert "Counting FedAvg" not in (here / "run" / "report.html").read_text()  # its code is not run unasked
+    assert command("report", "run", "--trust") == 0
     assert "Counting FedAvg" in (here / "run" / "report.html").read_text()
     assert command("plan", "smoke", f"algorithm={NAME}", *SMALL, "--detail", "--json", "plan.json") == 0
     plan, plain = json.loads((here / "plan.json").read_text()), here / "plain.json"

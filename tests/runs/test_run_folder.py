@@ -51,3 +51,40 @@ def test_lines_of_rounds_without_a_checkpoint_are_dropped(folder):
     ]
     folder.cut_metrics(0)
     assert folder.metrics.read_text() == ""
+
+
+def test_lines_before_a_checkpoint_may_not_change(folder):
+    """As its models may not: accuracies of earlier rounds are results, too."""
+    folder.append_metrics({"round": 1, "knn": 0.25})
+    folder.save(Checkpoint(1, {"a": b"x"}, None, RunTotals()))
+    folder.append_metrics({"round": 2, "knn": 0.5})  # of a round that was not saved
+    assert folder.latest().rounds_done == 1
+    folder.metrics.write_text(folder.metrics.read_text().replace("0.25", "0.95"))
+    with pytest.raises(RunError, match=r"metrics\.jsonl was modified; restore it, or delete it"):
+        folder.latest()
+    folder.metrics.unlink()
+    assert folder.latest().rounds_done == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"round": 1, "knn": "high"}\n', '{"round": true}\n', '{"round": 1, "weights": 3}\n', "1\n"]
+)
+def test_lines_of_other_programs_end_in_one_line(folder, text):
+    folder.metrics.write_text(text)
+    with pytest.raises(RunError, match=r"metrics\.jsonl cannot be read"):
+        folder.lines()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rounds_done", "1"), ("models", {"a": "../../config.toml"}), ("sha256", {"/etc/hosts": ""}), ("totals", [])],
+)
+def test_a_checkpoint_of_wrong_types_ends_in_one_line(folder, key, value):
+    """Also one with a digest of its own: whoever writes the values can compute it."""
+    folder.save(Checkpoint(1, {"a": b"x"}, None, RunTotals()))
+    path = folder.checkpoints / "round-00001" / "state.json"
+    values = {**json.loads(path.read_text()), key: value}
+    del values["digest"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(RunError, match="cannot be read"):
+        folder.latest()

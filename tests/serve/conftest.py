@@ -41,10 +41,11 @@ def address(model):
     from fedqssl.listen import bind
     from fedqssl.serve.app import make_app
     from fedqssl.serve.limits import LOOPBACK, Limits
+    from fedqssl.serve.running import server_config
 
     sock = bind("127.0.0.1", 0)
     app = make_app(model, Limits(rate=1000, burst=1000), LOOPBACK)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    server = uvicorn.Server(server_config(app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     began = time.monotonic()

@@ -24,6 +24,12 @@ Words = Annotated[
 """The words of ``run`` and ``plan``."""
 
 
+TrustRun = Annotated[
+    bool, typer.Option("--trust", help="Allow importing a model or algorithm that the run names (package.module:NAME).")
+]
+"""Of commands that read somebody's run or settings."""
+
+
 def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     """The source (``quickstart`` if there is none) and the settings, in any order.
 
@@ -85,4 +91,4 @@ def source_name(source: str) -> str:
     return Path(source).stem
 
 
-__all__ = ["DEFAULT", "INTERRUPTED", "Words", "parse_bit_range", "resumable", "source_name", "split_words"]
+__all__ = ["DEFAULT", "INTERRUPTED", "TrustRun", "Words", "parse_bit_range", "resumable", "source_name", "split_words"]

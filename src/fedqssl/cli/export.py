@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedqssl.cli.arguments import TrustRun
 from fedqssl.cli.probe import Data, Labels, Run
 
 FORMATS = ("fedqssl", "onnx")
@@ -27,6 +28,7 @@ def export(
     data: Data = None,
     labels: Labels = "all",
     overwrite: Overwrite = False,
+    trust: TrustRun = False,
 ) -> None:
     """Write a client's model with its classifier, and a model card beside it.
 
@@ -49,7 +51,7 @@ def export(
     from fedqssl.maker.personal import device_bytes
     from fedqssl.maker.probing import ProbeSettings
 
-    run = FinishedRun.open(source)
+    run = FinishedRun.open(source, trust=trust)
     torch.set_num_threads(run.config.threads)  # as in the run, so that the codes are the same
     made = device_bytes(run, run.client(client), ProbeSettings(data, labels))
     _write(made, kind, out, card)

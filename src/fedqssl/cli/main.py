@@ -28,6 +28,7 @@ from fedqssl.cli import (
     sweep,
     theory,
 )
+from fedqssl.files import printable
 
 app = typer.Typer(
     name="fedqssl",
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         if os.environ.get("FEDQSSL_DEBUG") == "1":
             raise
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", printable(" ".join(str(error).split())), file=sys.stderr)
         sys.exit(2)
 
 

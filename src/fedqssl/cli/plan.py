@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedqssl.cli.arguments import Words, source_name, split_words
+from fedqssl.cli.arguments import TrustRun, Words, source_name, split_words
 
 if TYPE_CHECKING:
     from fedqssl.config import RunConfig
@@ -44,15 +44,19 @@ def plan(
     json: JsonFile = None,
     target_round_seconds: Seconds = None,
     target_bytes: Bytes = None,
+    trust: TrustRun = False,
 ) -> None:
     """Print clients, bits, bytes and an estimate of time, without training; with --devices, the bits that they can afford.
 
     For example: fedqssl plan cifar10-paper, or fedqssl plan quickstart --devices devices.toml --target-round-seconds 60
     """
     from fedqssl.config import load_config
+    from fedqssl.config.load import check_trusted, code_of, parse_words
 
     source, settings = split_words(words or ())
     config = load_config(source, settings)
+    typed = parse_words(settings).values()
+    check_trusted(config, Path(source), trust or all(name in typed for name in code_of(config)))
     if json is not None and json.is_dir():
         raise ValueError(f"--json needs a file, but {json} is a folder")
     targets = _targets(target_round_seconds, target_bytes)

@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from fedqssl.files import printable
+
 if TYPE_CHECKING:
     from fedqssl.device import DeviceModel
 
@@ -54,7 +56,7 @@ def predict(
     for path, answer in _answers(model, paths, top, batch_size, bad if skip_bad else None):
         show(path, answer)
     for line in bad:
-        print(f"skipped {line}", file=sys.stderr)
+        print(f"skipped {printable(line)}", file=sys.stderr)
     if len(bad) == len(paths):
         raise ValueError(f"none of the {len(paths)} images could be read")
 
@@ -85,7 +87,7 @@ def _answers(
 
 
 def _plain(path: Path, answer: Any) -> None:
-    print(f"{path}  " + "  ".join(f"{name} {100 * p:.1f}%" for name, p in answer.top))
+    print(printable(str(path)), *(f"{printable(name)} {100 * p:.1f}%" for name, p in answer.top), sep="  ")
 
 
 def _json(path: Path, answer: Any) -> None:
@@ -95,4 +97,6 @@ def _json(path: Path, answer: Any) -> None:
 def _csv(top: int) -> Any:
     writer = csv.writer(sys.stdout)
     writer.writerow(["image", *(f"{word}_{i}" for i in range(1, top + 1) for word in ("class", "probability"))])
-    return lambda path, answer: writer.writerow([path, *(x for n, p in answer.top for x in (n, f"{p:.6f}"))])
+    return lambda path, answer: writer.writerow(
+        [printable(str(path)), *(x for n, p in answer.top for x in (printable(n), f"{p:.6f}"))]
+    )

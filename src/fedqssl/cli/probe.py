@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from fedqssl.cli.arguments import TrustRun
+from fedqssl.files import printable
 
 if TYPE_CHECKING:
     from fedqssl.maker.probing import Probe
@@ -28,6 +32,7 @@ def probe(
     data: Data = None,
     labels: Labels = "all",
     method: Kind = "linear",
+    trust: TrustRun = False,
 ) -> None:
     """Train and test a client's low-bit classifier on its frozen low-bit extractor.
 
@@ -41,7 +46,7 @@ def probe(
     from fedqssl.maker.probing import ProbeSettings, probe_client
 
     settings = ProbeSettings(data, labels, method)  # type: ignore[arg-type]
-    run = FinishedRun.open(source)
+    run = FinishedRun.open(source, trust=trust)
     torch.set_num_threads(run.config.threads)  # as in the run, so that the codes are the same
     console, began, found = Console(), time.monotonic(), []
     for name in [run.client(client)] if client is not None else list(run.result.clients):
@@ -77,7 +82,7 @@ def _table(found: Probe) -> Table:
     for name, labels, count, share in zip(
         found.class_names, found.train_counts, tests, judged.per_class(), strict=True
     ):
-        table.add_row(name, str(labels), str(count), "" if share is None else f"{100 * share:.1f}%")
+        table.add_row(Text(printable(name)), str(labels), str(count), "" if share is None else f"{100 * share:.1f}%")
     return table
 
 

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from fedqssl.cli.arguments import TrustRun
+
 Source = Annotated[Path, typer.Argument(metavar="RUN_OR_DIR", help="Folder of a run, or a folder with runs in it.")]
 Out = Annotated[Path | None, typer.Option(help="File to write; by default report.html in that folder.")]
 Each = Annotated[bool, typer.Option("--each", help="Also write a report into every run's folder.")]
 
 
-def report(source: Source, out: Out = None, each: Each = False) -> None:
+def report(source: Source, out: Out = None, each: Each = False, trust: TrustRun = False) -> None:
     """Write one self-contained report.html; works during a run, too, and needs no network.
 
     For example: fedqssl report runs/demo, or for all runs of a folder: fedqssl report runs --each
@@ -26,5 +28,5 @@ def report(source: Source, out: Out = None, each: Each = False) -> None:
     if each:
         for run in runs_to_report(source):
             if run != source:
-                typer.echo(f"wrote {write_report(run)}")
-    typer.echo(f"wrote {write_report(source, out)}")
+                typer.echo(f"wrote {write_report(run, trust=trust)}")
+    typer.echo(f"wrote {write_report(source, out, trust=trust)}")

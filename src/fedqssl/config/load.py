@@ -77,6 +77,21 @@ def load_run_config(folder: Path) -> RunConfig:
     return load_config(path, {name: BEFORE[name] for name in missing})
 
 
+def code_of(config: RunConfig) -> list[str]:
+    """The import paths (``package.module:NAME``) that a configuration names: code that using it runs."""
+    return [name for name in (config.model, config.algorithm) if ":" in name]
+
+
+def check_trusted(config: RunConfig, where: Path, trust: bool) -> None:
+    """Raise an error if settings that came with somebody's files name code, unless the user trusts them."""
+    named = code_of(config)
+    if named and not trust:
+        raise ConfigError(
+            f"{where} names {named[0]!r}, code that this would import and run; if you trust it, add --trust (in Python "
+            "trust=True)"
+        )
+
+
 def parse_words(words: Sequence[str]) -> dict[str, Any]:
     """``["rounds=20"]`` -> ``{"rounds": "20"}``; the last of two equal keys wins."""
     values = {}
@@ -117,7 +132,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
 
 
@@ -171,6 +186,8 @@ __all__ = [
     "BEFORE",
     "RETIRED",
     "accuracy_settings",
+    "check_trusted",
+    "code_of",
     "load_config",
     "load_run_config",
     "parse_words",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedqssl.data.bursts import Units, fitting
 from fedqssl.data.images import ImageSet
+from fedqssl.files import is_folder_name
 from fedqssl.imported import nearest
 
 MIN_TRAIN = 8
@@ -160,7 +161,7 @@ def two_n_way(minority: float) -> Assign:
 def natural(groups: Sequence[str]) -> dict[str, np.ndarray]:
     """One client per group (folder or metadata value), named after it, in sorted order."""
     for name in sorted(set(groups)):
-        if not name.isprintable() or name.strip(". ") != name or not name or set(name) & set('/\\:*?"<>|'):
+        if not is_folder_name(name):
             raise PartitionError(
                 f"group {name!r} cannot be used as a folder name; rename it without / \\ : * ? and outer dots"
             )

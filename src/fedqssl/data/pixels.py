@@ -15,6 +15,12 @@ from fedqssl.data.images import DataError, DataWarning
 
 MAX_PIXELS = 64_000_000  # a larger picture is refused before it is decoded: it may be a decompression bomb
 
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "MPO")
+"""Formats that are decoded, wherever a picture comes from; pillow knows more, some of which start other programs."""
+_SLOW = {"JPEG2000": 24, "WEBP": 2}
+"""How many times longer than others a format's pixels take to decode, with Python's lock held meanwhile."""
+_BLOCK = 1 << 20
+"""Pixels of a 16-bit or float picture that are converted at a time."""
 _KINDS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"RIFF": "WEBP", b"GIF8": "GIF"}
 """First bytes of common formats: pillow otherwise tries its readers in turn, which takes as long as decoding 32x32 pixels."""
 
@@ -78,12 +84,33 @@ def decode(source: bytes | Path, where: str, size: int | None = None) -> npt.NDA
         raise CorruptImageError(message) from error
 
 
+def decoding_cost(source: bytes) -> tuple[int, int, int]:
+    """Width, height, and about how much work a picture is, in pixels of the quick formats; reads no more than its head.
+
+    Raises:
+        PIL.UnidentifiedImageError: it is of none of the ``FORMATS``.
+        Exception: its head is damaged; pillow's readers raise many types.
+    """
+    pillow = import_extra("PIL.Image", "pillow", "reading images")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with _opened(pillow, source) as picture:
+            width, height = picture.size
+            return width, height, width * height * _SLOW.get(picture.format, 1)
+
+
 def _opened(pillow: Any, source: bytes | Path) -> Any:
-    """Open a picture with the reader that its first bytes indicate, or try all readers if they are unknown."""
+    """Open a picture with the reader that its first bytes indicate, or try those of all ``FORMATS`` if they are unknown."""
     if isinstance(source, Path):
-        return pillow.open(source)
+        return pillow.open(source, formats=_formats(pillow))
     kind = next((kind for start, kind in _KINDS.items() if source.startswith(start)), None)
-    return pillow.open(io.BytesIO(source), formats=kind and [kind])
+    return pillow.open(io.BytesIO(source), formats=[kind] if kind else _formats(pillow))
+
+
+def _formats(pillow: Any) -> list[str]:
+    """Those of ``FORMATS`` that pillow was built with."""
+    pillow.init()
+    return [name for name in FORMATS if name in pillow.OPEN]
 
 
 def _to_rgb(pillow: Any, picture: Any) -> Any:
@@ -101,10 +128,15 @@ def _to_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Grey values to 0..255: floats up to 1 are shares of white, integers beyond 255 are 16-bit."""
     top = float(np.nan_to_num(values).max(initial=0))
     if values.dtype.kind == "f":
-        scaled = values * 255 if top <= 1 else values
+        factor, divisor = (255, 1) if top <= 1 else (1, 1)
     else:
-        scaled = values / 257 if top > 255 or values.dtype.itemsize == 2 else values
-    pixels: npt.NDArray[np.uint8] = np.rint(np.clip(np.nan_to_num(scaled), 0, 255)).astype(np.uint8)
+        factor, divisor = (1, 257) if top > 255 or values.dtype.itemsize == 2 else (1, 1)
+    pixels: npt.NDArray[np.uint8] = np.empty(values.shape, np.uint8)
+    step = max(1, _BLOCK // max(1, values.shape[1]))
+    for at in range(0, len(values), step):  # of a large picture, doubles of all pixels at once would take gigabytes
+        part = values[at : at + step]
+        scaled = part * factor if factor != 1 else part / divisor if divisor != 1 else part
+        pixels[at : at + step] = np.rint(np.clip(np.nan_to_num(scaled), 0, 255)).astype(np.uint8)
     return pixels
 
 
@@ -120,4 +152,4 @@ def line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-__all__ = ["MAX_PIXELS", "CorruptImageError", "MissingExtraError", "OnBad", "decode"]
+__all__ = ["FORMATS", "MAX_PIXELS", "CorruptImageError", "MissingExtraError", "OnBad", "decode", "decoding_cost"]

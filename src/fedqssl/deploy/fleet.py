@@ -111,7 +111,7 @@ def read_toml(path: Path, missing: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FleetError(missing) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FleetError(f"{path} is not a TOML file: {error}") from None
 
 

@@ -106,6 +106,11 @@ class FleetRun:
                 for name, why in engine.unserved.items():
                     progress.say(f"warning: {name} did not receive its final model: {why}")
                     self.events.note("final model not delivered", client=name, why=why)
+                for name, told in engine.unbelievable.items():
+                    progress.say(
+                        f"warning: {name} reports an accuracy of {told:g}, which is not between 0 and 1; left out"
+                    )
+                    self.events.note("accuracy left out", client=name, accuracy=repr(told))
                 return found
 
             equipment = Equipment(engine, pool, self.folder, progress, arrivals, accuracies)

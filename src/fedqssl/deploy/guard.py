@@ -19,7 +19,7 @@ from flwr.proto.message_pb2 import PushObjectRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,import-not-found]
 
 from fedqssl.deploy.events import Events
-from fedqssl.listen import answer
+from fedqssl.listen import Doors, answer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +31,8 @@ CLOSE = ((b"connection", b"close"),)
 CHUNK = 5 << 20
 """Flower splits arrays into pieces of this many bytes, one request each."""
 REQUEST = CHUNK + (1 << 20)
+STRANGER = 1 << 16
+"""Bytes of a request with a key that we do not know; one that asks to join has a few hundred."""
 KEY_HEADER = b"flwr-public-key"
 PUSHES: dict[str, Push] = {"/v1/fleet/push-messages": PushMessagesRequest, "/v1/fleet/push-object": PushObjectRequest}
 """How a client sends a message: its head, which opens a session, then one object after another."""
@@ -101,12 +103,14 @@ class Guard:
         app: the SuperLink.
         max_bytes: the largest message.
         events: the log of rejected requests.
+        doors: the server's connections; those of requests with a known key do not make room for others.
         names: client names by public key (PEM).
     """
 
     app: ASGIApp
     max_bytes: int
     events: Events
+    doors: Doors = field(default_factory=Doors)
     names: dict[bytes, str] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
     outboxes: dict[str, Outbox] = field(default_factory=dict)
@@ -126,21 +130,24 @@ class Guard:
         elif scope["path"].startswith("/v1/fleet/"):
             await self._fleet(scope, receive, send)
         elif scope["path"].startswith("/v1/runtime/") and same_machine(scope):
+            self._prove(scope)
             await self.app(scope, receive, send)
         else:
-            self.events.note("refused", path=scope["path"][:200], peer=_peer(scope), why="this path is closed")
+            self.events.refused(path=scope["path"][:200], peer=_peer(scope), why="this path is closed")
             await answer(send, 403, {}, CLOSE)
 
     async def _fleet(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = self.names.get(_key(scope), "")
         seen, outbox = self.traffic.get(name) or Traffic(), self.outboxes.get(name) or Outbox()
+        if name:
+            self._prove(scope)
         try:
-            body = await _body(scope, receive)
+            body = await _body(scope, receive, REQUEST if name else STRANGER)
             push = _push(scope["path"], body)
             size = outbox.size(push.session_id) if isinstance(push, PushObjectRequest) else MessageSize()
             listed = self._check(push, len(body), size)
         except RefusedError as error:
-            self.events.note("refused", client=name, peer=_peer(scope), why=str(error))
+            self.events.refused(client=name, peer=_peer(scope), why=str(error))
             await answer(send, error.status, {}, CLOSE)
             return
         # Counted before the SuperLink has checked the signature, so that requests at the same time cannot exceed the limit
@@ -151,6 +158,11 @@ class Guard:
             size.length, size.pieces = size.length - len(body), size.pieces - listed
         elif status:
             seen.received, seen.sent, seen.last_seen = seen.received + len(body), seen.sent + sent, time.time()
+
+    def _prove(self, scope: Scope) -> None:
+        """The key was found before the body is read; whether the signature is right, the SuperLink checks after it."""
+        if scope.get("client"):
+            self.doors.prove((scope["client"][0], scope["client"][1]))
 
     async def _pass_on(
         self, scope: Scope, body: bytes, receive: Receive, send: Send, push: Push | None, outbox: Outbox
@@ -250,16 +262,16 @@ def _peer(scope: Scope) -> str:
     return str((scope.get("client") or ["unknown"])[0])
 
 
-async def _body(scope: Scope, receive: Receive) -> bytes:
+async def _body(scope: Scope, receive: Receive, most: int) -> bytes:
     """The request's body; RefusedError if it is longer than any legitimate request."""
     told = dict(scope["headers"]).get(b"content-length", b"0")
-    if not told.isdigit() or int(told) > REQUEST:
+    if not told.isdigit() or len(told) > 20 or int(told) > most:
         raise RefusedError("its request is too large")
     body = bytearray()
     while True:
         event = await receive()
         body += event.get("body", b"")
-        if len(body) > REQUEST:
+        if len(body) > most:
             raise RefusedError("its request is too large")
         if event["type"] != "http.request" or not event.get("more_body"):
             return bytes(body)

@@ -6,15 +6,20 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one, stop_like_ctrl_c
 from fedqssl.deploy.supervisor import Supervisor
 from fedqssl.engines.flower import hush
-from fedqssl.listen import bind
+from fedqssl.listen import ConnectionLimits, Doors, bind, limited_protocol
 
-CONNECTIONS = 500
+if TYPE_CHECKING:
+    import uvicorn
+
+CONNECTIONS = ConnectionLimits(total=500, each=100)
+"""A client has one connection, or two for a moment; clients behind one router share an address."""
 
 
 def serve(
@@ -34,24 +39,15 @@ def serve(
 
     hush(fleet.server / "flower.log")
     with only_one(fleet.server, f"the server of {fleet.path}"):
-        sock = bind(host, port)
+        doors = Doors(CONNECTIONS)
+        sock = bind(host, port, doors)
         events = Events(fleet.server / "log.jsonl")
-        link = SuperLink(fleet, host, port, max_bytes, events)
+        link = SuperLink(fleet, host, port, max_bytes, events, doors)
         link.put_out_strangers()
         link.admit()
         port = sock.getsockname()[1]
         supervisor = Supervisor(fleet, link, data, own_address(host, port), events)
-        config = uvicorn.Config(
-            link.guard,
-            ssl_certfile=str(fleet.server / "server.crt"),
-            ssl_keyfile=str(fleet.server / "server.key"),
-            limit_concurrency=CONNECTIONS,
-            timeout_graceful_shutdown=2,
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-        )
+        config = server_config(link.guard, fleet, doors)
         say(f"serving {fleet.path} on {host} port {port}; start a run with: fedqssl deploy start {fleet.path}")
         events.note("server started", host=host, port=port)
         signal.signal(signal.SIGTERM, stop_like_ctrl_c)  # uvicorn ends in order, and then gives the signal on
@@ -62,6 +58,26 @@ def serve(
         finally:
             supervisor.leave()
             events.note("server stopped")
+
+
+def server_config(app: Any, fleet: Fleet, doors: Doors) -> uvicorn.Config:
+    """How the guarded SuperLink is served: over TLS, with limits on connections from the moment they are accepted."""
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        ssl_certfile=str(fleet.server / "server.crt"),
+        ssl_keyfile=str(fleet.server / "server.key"),
+        http=limited_protocol(doors, complete_is_proof=False),
+        ws="none",
+        loop="asyncio",  # another loop would not ask our socket, which limits connections before TLS
+        h11_max_incomplete_event_size=doors.limits.head_bytes,
+        timeout_graceful_shutdown=2,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+    )
 
 
 def own_address(host: str, port: int) -> str:

@@ -28,6 +28,7 @@ from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError
 from fedqssl.deploy.guard import Guard
 from fedqssl.deploy.keys import public_keys
+from fedqssl.listen import Doors
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,13 @@ class Ticket:
 class SuperLink:
     """The application and its state."""
 
-    def __init__(self, fleet: Fleet, host: str, port: int, max_bytes: int, events: Events) -> None:
+    def __init__(
+        self, fleet: Fleet, host: str, port: int, max_bytes: int, events: Events, doors: Doors | None = None
+    ) -> None:
         self.fleet, self.events = fleet, events
         app = create_app(_config(fleet, host, port), SuperLinkLifespan)
         self.state: LinkState = app.state.linkstate_factory.state()
-        self.guard = Guard(app, max_bytes, events)
+        self.guard = Guard(app, max_bytes, events, doors or Doors())
         self.keys: dict[str, bytes] = {}
         self.refused: set[bytes] = set()
 

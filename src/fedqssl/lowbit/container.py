@@ -26,6 +26,8 @@ from fedqssl.quant.packing import packed_size
 MAGIC = b"FQSSL\0"
 VERSION = 1
 MAX_BYTES = 1 << 30
+MAX_DESCRIPTION = 1 << 20
+"""Bytes that name the tensors; those of a ResNet-34 take 30 thousand."""
 
 
 class ContainerError(ValueError):
@@ -86,8 +88,17 @@ def frame(blob: bytes) -> bytes:
 
 
 def check_bytes(data: bytes, max_bytes: int = MAX_BYTES, checked: bool = False) -> bytes:
-    """The safetensors blob of a container whose length, version and checksum are right."""
-    return _HEADER.unwrap(data, max_bytes, checked)
+    """The safetensors blob of a container whose length, version and checksum are right, with a description of sensible size.
+
+    A description is JSON, which takes up to thirty times its length in memory when it is read: its length comes first.
+    """
+    blob = _HEADER.unwrap(data, max_bytes, checked)
+    size = int.from_bytes(blob[:8], "little")
+    if size > MAX_DESCRIPTION:
+        raise ContainerError(f"a description of {size:,} bytes is more than the {MAX_DESCRIPTION:,} allowed")
+    if blob[8:9] != b"{":
+        raise ContainerError("the model's description cannot be read")
+    return blob
 
 
 def read_header(data: bytes, max_bytes: int = MAX_BYTES) -> dict[str, str]:

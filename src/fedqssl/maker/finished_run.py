@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor, fx
 
 from fedqssl.config import RunConfig, load_run_config
+from fedqssl.config.load import check_trusted
 from fedqssl.data.images import ImageSet, with_channels
 from fedqssl.data.registry import load_dataset
 from fedqssl.evaluation import extract_features
@@ -60,8 +61,12 @@ class FinishedRun:
     _others: dict[str, LabeledSplit] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path) -> FinishedRun:
+    def open(cls, path: Path, *, trust: bool = False) -> FinishedRun:
         """Open a run.
+
+        Args:
+            path: its folder.
+            trust: allow importing a model or an algorithm that the run names as ``package.module:NAME``, which runs its code.
 
         Raises:
             RunError: the folder is not a run, or the run is not finished; the message says what to do.
@@ -69,7 +74,9 @@ class FinishedRun:
         folder = RunFolder.open(path)
         if not (path / "result.json").is_file():
             raise RunError(f"{path} is not finished; resume it first: fedqssl run --resume {path}")
-        return cls(folder, load_run_config(path), RunResult.read(path))
+        config = load_run_config(path)
+        check_trusted(config, path, trust)
+        return cls(folder, config, RunResult.read(path))
 
     @cached_property
     def context(self) -> Simulation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedqssl.config.load import code_of
 from fedqssl.report.data import RunData
 from fedqssl.report.theme import FULL
 
@@ -41,6 +42,9 @@ class Costs:
 
 def costs(run: RunData) -> Costs | str:
     """The ledger by formula, for the images that the run's clients hold; a sentence if it cannot be made."""
+    named = code_of(run.config)
+    if named and not run.trust:
+        return f"There is no ledger for this run: it names the code {named[0]}, which is imported only with --trust."
     try:
         return _costs(run)
     except Exception as error:  # the ledger builds the model, which may be a user's own class: anything can happen

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,14 @@ from fedqssl.config import RunConfig, load_run_config
 from fedqssl.evaluation.controls import SHORT, best_control
 from fedqssl.federated.algorithms import Algorithm, AlgorithmError, get_algorithm
 from fedqssl.federated.protocol import protocol
+from fedqssl.files import read_json
 from fedqssl.imported import one_line
+from fedqssl.report.described import Described, Splits, count
 from fedqssl.runs import RunError, RunResult
 from fedqssl.runs.cells import read_result
+from fedqssl.runs.checksums import check_sum
 from fedqssl.runs.find import find_runs
+from fedqssl.runs.metrics import readable_line
 
 
 class ReportError(RunError):
@@ -100,6 +104,7 @@ class RunData:
         image: (C, H, W), if the run recorded it.
         classes: number of classes, if the run recorded it.
         labels: by client; None if the data have no labels or these are unknown.
+        trust: whether code that the settings name may be imported.
     """
 
     path: Path
@@ -113,6 +118,7 @@ class RunData:
     image: tuple[int, int, int] | None
     classes: int | None
     labels: Labels | None
+    trust: bool = False
 
     @property
     def name(self) -> str:
@@ -133,7 +139,9 @@ class RunData:
 
     @cached_property
     def algorithm(self) -> Algorithm | None:
-        """The algorithm; None if it is no longer available, for example because its module was removed."""
+        """The algorithm; None if it is code that is not trusted, or no longer available (its module was removed)."""
+        if ":" in self.config.algorithm and not self.trust:
+            return None
         try:
             return get_algorithm(self.config.algorithm)
         except AlgorithmError:
@@ -229,77 +237,59 @@ def runs_to_report(path: Path) -> list[Path]:
 
 
 def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ReportError(f"{path} cannot be read ({error})") from error
+    return read_json(path, ReportError) if path.exists() else None
 
 
-def _rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
+def _rounds(path: Path, finished: bool) -> tuple[Mapping[str, Any], ...]:
     """The complete lines of ``metrics.jsonl``; the last may be half-written."""
+    data = path.read_bytes() if path.is_file() else b""
+    if finished:
+        check_sum(path.parent, path.name, data)
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and isinstance(value.get("round"), int):
-            found.append(_readable(value))
-    return tuple(sorted(found, key=lambda line: line["round"]))
+    for line in data.decode("utf-8", "replace").split("\n"):
+        with suppress(ValueError):
+            found.append(readable_line(line))
+    return tuple(sorted(found, key=lambda line: int(line["round"])))
 
 
-def _readable(line: dict[str, Any]) -> dict[str, Any]:
-    """The line without values of unexpected types that another program may have written."""
-    wrong = {key for key in _BY_CLIENT if key in line and not isinstance(line[key], dict)}
-    collapse = line.get("collapse")
-    if isinstance(collapse, dict) and not all(isinstance(collapse.get(k), (int, float)) for k in _COLLAPSE):
-        wrong.add("collapse")
-    return {key: value for key, value in line.items() if key not in wrong}
-
-
-_BY_CLIENT = ("client_loss", "dequantize_loss", "weights", "rejected")
-_COLLAPSE = ("alignment", "uniformity", "effective_rank", "dim")
-
-
-def read_run(path: Path) -> RunData:
-    """Read a run's folder.
+def read_run(path: Path, trust: bool = False) -> RunData:
+    """Read a run's folder; ``trust``: code that its settings name may be imported.
 
     Raises:
         ValueError: if a file of the run cannot be read; one line that names it.
     """
     config = load_run_config(path)
-    partition, data = _json(path / "partition.json"), _json(path / "data.json") or {}
+    noted = _json(path / "partition.json"), _json(path / "data.json")
     try:
-        train = {str(n): _count(c["train"]) for n, c in partition["clients"].items()}
-        test = {str(n): _count(c["test"]) for n, c in partition["clients"].items()}
-        buffer = _count(partition["buffer"])
-        labels = _labels(data) if data else _labels_from_images(config, partition)
-        image = tuple(data["image"]) if "image" in data else None
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        partition, data = Splits.model_validate(noted[0]), Described.model_validate(noted[1] or {})
+        if data.labels is not None and data.labels.keys() != partition.clients.keys():
+            raise ValueError("data.json is not about the clients of partition.json")
+    except ValueError as error:
         raise ReportError(f"the description of the data in {path} cannot be read ({one_line(error)})") from error
+    train, test = ({n: count(getattr(c, part)) for n, c in partition.clients.items()} for part in ("train", "test"))
+    labels = _labels(data) if noted[1] else _labels_from_images(config, noted[0])
     result = read_result(path) if (path / "result.json").is_file() else None
-    rounds, noted = _rounds(path / "metrics.jsonl"), _json(path / "environment.json")
-    environment = noted if isinstance(noted, dict) else {}
-    classes = data.get("classes") or (len(labels.class_names) if labels else None)
-    return RunData(path, config, rounds, result, environment, train, test, buffer, image, classes, labels)
+    rounds, environment = _rounds(path / "metrics.jsonl", result is not None), _json(path / "environment.json")
+    known = environment if isinstance(environment, dict) else {}
+    classes = data.classes or (len(labels.class_names) if labels else None)
+    about = count(partition.buffer), data.image, classes, labels, trust
+    return RunData(path, config, rounds, result, known, train, test, *about)
 
 
-def _labels(data: Mapping[str, Any]) -> Labels | None:
-    counts = data["labels"]
+def _labels(data: Described) -> Labels | None:
+    counts = data.labels
     if counts is None:
         return None
-    width = max((len(c["train"]) for c in counts.values()), default=0)
-    names = tuple(map(str, data["class_names"] or ()))[:width]
+    width = max((len(c.train) for c in counts.values()), default=0)
+    names = tuple(data.class_names or ())[:width]
     names += tuple(f"class {i}" for i in range(len(names), width))
-    parts = ({n: tuple(map(int, c[part])) for n, c in counts.items()} for part in ("train", "test"))
-    return Labels(names, *parts)
+    rows = {name: (_filled(c.train, width), _filled(c.test, width)) for name, c in counts.items()}
+    return Labels(names, {n: row[0] for n, row in rows.items()}, {n: row[1] for n, row in rows.items()})
 
 
-def _count(images: Any) -> int:
-    """Number of images: a fleet records only the number, a simulation the images' positions."""
-    return images if isinstance(images, int) else len(images)
+def _filled(row: list[int], width: int) -> tuple[int, ...]:
+    """A row of counts of this width."""
+    return tuple(row[:width]) + (0,) * (width - len(row))
 
 
 def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labels | None:
@@ -316,7 +306,8 @@ def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labe
         counts = label_counts(Partition.from_json(dict(partition)), train.labels)
     except (ValueError, OSError, IndexError):
         return None
-    return _labels({"labels": counts, "class_names": train.class_names})
+    names = None if train.class_names is None else list(train.class_names)
+    return _labels(Described.model_validate({"labels": counts, "class_names": names}))
 
 
 __all__ = ["Client", "Labels", "ReportError", "RunData", "read_run", "runs_to_report", "short_best"]

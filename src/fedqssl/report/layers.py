@@ -13,8 +13,10 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from fedqssl.files import read_json
 from fedqssl.lowbit.container import check_bytes, read_header
 from fedqssl.quant.compand import COMPANDERS, compand_quantize, compand_values, levels
 from fedqssl.quant.packing import unpack
@@ -88,7 +90,7 @@ def _read(folder: Path, run: RunData) -> LayerErrors | str:
     if not (folder / "aggregated.fqssl").is_file():
         return "This algorithm has no aggregated model, so there is nothing to compare the clients' weights with."
     whole = safetensors.torch.load(check_bytes((folder / "aggregated.fqssl").read_bytes()))
-    models = json.loads((folder / "state.json").read_text())["models"]
+    models = read_json(folder / "state.json")["models"]
     clients: dict[int, str] = {}
     for name, bits in sorted(run.bits.items()):
         if bits != FULL and name in models:
@@ -105,7 +107,7 @@ def layer_errors(run: RunData) -> LayerErrors | str:
     for folder in sorted((run.path / "checkpoints").glob("round-?????"), reverse=True):
         try:
             return _read(folder, run)
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
             why = f"The checkpoint {folder.name} cannot be read ({' '.join(str(error).split())})."  # perhaps just replaced
     return why
 

@@ -71,13 +71,19 @@ def run_page(run: RunData, base: Path) -> str:
     )
 
 
-def build_report(path: Path, base: Path) -> str:
+def build_report(path: Path, base: Path, trust: bool = False) -> str:
     """The page of a run, or of all runs in a folder, to be written into the folder ``base``.
+
+    Args:
+        path: the folder.
+        base: where the page will be.
+        trust: allow importing models and algorithms that runs name as ``package.module:NAME``; what needs them is left out
+            otherwise.
 
     Raises:
         RunError: if there is no run, or one cannot be read.
     """
-    runs = [read_run(folder) for folder in runs_to_report(path)]
+    runs = [read_run(folder, trust) for folder in runs_to_report(path)]
     if is_run(path):
         return run_page(runs[0], base)
     theme = Theme(bits for run in runs for bits in run.bits.values())
@@ -92,7 +98,7 @@ def build_report(path: Path, base: Path) -> str:
     )
 
 
-def write_report(path: Path, out: Path | None = None) -> Path:
+def write_report(path: Path, out: Path | None = None, *, trust: bool = False) -> Path:
     """Write the report of a run, or of a folder of runs; ``out`` is ``report.html`` in that folder by default.
 
     Raises:
@@ -101,7 +107,7 @@ def write_report(path: Path, out: Path | None = None) -> Path:
     target = path / "report.html" if out is None else out
     if target.is_dir():
         raise ReportError(f"--out takes a file, but {target} is a folder; try {target / 'report.html'}")
-    page = build_report(path, target.parent)
+    page = build_report(path, target.parent, trust)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, page.encode())

@@ -116,7 +116,8 @@ def software(run: RunData) -> str:
 def server_work(run: RunData) -> str:
     """What the algorithm's server does in a round."""
     if run.algorithm is None:
-        return "unknown: the algorithm can no longer be imported"
+        asked = ":" in run.config.algorithm and not run.trust
+        return f"unknown: the algorithm {'is imported only with --trust' if asked else 'can no longer be imported'}"
     c = run.config
     work = run.algorithm.work(c, c.participants(max(len(run.clients), 1)))
     parts = []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fedqssl.evaluation.controls import WORDS
 from fedqssl.federated.context import Context
 from fedqssl.federated.protocol import protocol
+from fedqssl.runs.checksums import write_sums
 from fedqssl.runs.controls import run_controls, steps_taken
 from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.evaluate import evaluate, unmeasured
@@ -62,8 +63,18 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
     if not figures:
         progress.say("no plots; for curves.png and partition.png install matplotlib: pip install 'fedqssl[plots]'")
     folder.write("summary.md", summary(result, figures, why))
-    folder.write("result.json", result.to_json())
+    _write_result(folder, checkpoint, result)
     return result
+
+
+def _write_result(folder: RunFolder, checkpoint: Checkpoint, result: RunResult) -> None:
+    """Digests of the final files first: what has a ``result.json`` is finished."""
+    text = result.to_json()
+    contents = {f"clients/{name}/model.fqssl": checkpoint.payloads[name] for name in result.clients}
+    if folder.metrics.exists():
+        contents[folder.metrics.name] = folder.metrics.read_bytes()
+    write_sums(folder.path, {**contents, "result.json": text.encode()})
+    folder.write("result.json", text)
 
 
 def _knn_gain(folder: RunFolder) -> float | None:

@@ -11,10 +11,14 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedqssl.federated.server_state import ServerState, state_from_bytes, state_to_bytes
-from fedqssl.files import finite, locked, read_json, write_atomically
+from fedqssl.files import finite, locked, parse_json, read_json, write_atomically
+from fedqssl.imported import one_line
+from fedqssl.runs.metrics import MOST_ROUNDS, checked_line, read_line
 
 KEEP = 2
 """Checkpoints kept: the newest and the one before it."""
@@ -65,6 +69,21 @@ class Checkpoint:
     aggregated: bytes | None
     totals: RunTotals
     server_state: ServerState = field(default_factory=dict)
+
+
+FileName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}\.fqssl$")]
+
+
+class _State(BaseModel):
+    """``state.json`` of a checkpoint: files by client, their digests, and the digest of the lines of ``metrics.jsonl``."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    rounds_done: Annotated[int, Field(strict=True, ge=0, le=MOST_ROUNDS)]
+    totals: RunTotals
+    models: dict[str, FileName]
+    sha256: dict[FileName, str]
+    metrics: str | None = None
 
 
 class RunFolder:
@@ -129,7 +148,8 @@ class RunFolder:
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
-            self._fill(partial, checkpoint)
+            metrics = self._metrics_digest(checkpoint.rounds_done) if self.metrics.exists() else None
+            self._fill(partial, checkpoint, metrics)
             if final.exists():
                 shutil.rmtree(final)
             os.replace(partial, final)
@@ -143,7 +163,7 @@ class RunFolder:
             shutil.rmtree(old, ignore_errors=True)
 
     @staticmethod
-    def _fill(partial: Path, checkpoint: Checkpoint) -> None:
+    def _fill(partial: Path, checkpoint: Checkpoint, metrics: str | None) -> None:
         digests = {data: hashlib.sha256(data).hexdigest() for data in set(checkpoint.payloads.values())}
         names = {data: f"model-{digest[:16]}.fqssl" for data, digest in digests.items()}
         files = {name: data for data, name in sorted(names.items(), key=lambda item: item[1])}
@@ -159,6 +179,7 @@ class RunFolder:
             "totals": asdict(checkpoint.totals),
             "models": {client: names[data] for client, data in checkpoint.payloads.items()},
             "sha256": sha256,
+            "metrics": metrics,
         }
         for name, data in files.items():
             write_atomically(partial / name, data)
@@ -171,25 +192,41 @@ class RunFolder:
             return None
         folder = found[-1]
         try:
-            state = json.loads((folder / "state.json").read_text())
-            if state.pop("digest", None) not in (None, _digest(state)):
+            values = parse_json((folder / "state.json").read_text(encoding="utf-8"))
+            if isinstance(values, dict) and values.pop("digest", None) not in (None, _digest(values)):
                 raise RunError(
                     f"{folder / 'state.json'} was modified; delete {folder} to resume from the previous checkpoint"
                 )
-            files = {name: (folder / name).read_bytes() for name in state["sha256"]}
-            totals, models = RunTotals(**state["totals"]), dict(state["models"])
-            payloads = {client: files[name] for client, name in models.items()}
+            state = _State.model_validate(values)
+            files = {name: (folder / name).read_bytes() for name in state.sha256}
+            payloads = {client: files[name] for client, name in state.models.items()}
         except RunError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError) as error:
             raise RunError(
-                f"checkpoint {folder} cannot be read ({error}); delete it to resume from the previous one"
+                f"checkpoint {folder} cannot be read ({one_line(error)}); delete it to resume from the previous one"
             ) from error
-        for name, digest in state["sha256"].items():
+        for name, digest in state.sha256.items():
             if hashlib.sha256(files[name]).hexdigest() != digest:
                 raise RunError(f"{folder / name} was modified; delete {folder} to resume from the previous checkpoint")
+        self._check_metrics(state)
         remembered = state_from_bytes(files[SERVER_STATE]) if SERVER_STATE in files else {}
-        return Checkpoint(state["rounds_done"], payloads, files.get("aggregated.fqssl"), totals, remembered)
+        return Checkpoint(state.rounds_done, payloads, files.get("aggregated.fqssl"), state.totals, remembered)
+
+    def _check_metrics(self, state: _State) -> None:
+        """Raise an error if the lines that a checkpoint was written after have changed since."""
+        if (
+            state.metrics is not None
+            and self.metrics.exists()
+            and self._metrics_digest(state.rounds_done) != state.metrics
+        ):
+            raise RunError(
+                f"{self.metrics} was modified; restore it, or delete it to resume without the figures of earlier rounds"
+            )
+
+    def _metrics_digest(self, rounds_done: int) -> str:
+        """Digest of the lines up to a round."""
+        return hashlib.sha256("".join(f"{line}\n" for line in self._kept(rounds_done)).encode()).hexdigest()
 
     def log(self, line: str) -> None:
         """Add a line with the time to ``log.txt``; if the log cannot be written, the run continues."""
@@ -206,14 +243,24 @@ class RunFolder:
 
     def lines(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``."""
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()] if self.metrics.exists() else []
+        try:
+            return [checked_line(line) for line in self._text()]
+        except ValueError as error:
+            raise RunError(f"{self.metrics} cannot be read ({error}); restore it, or delete it") from error
 
     def cut_metrics(self, rounds_done: int) -> None:
         """Drop lines of rounds after the last checkpoint: they will be run again."""
         if self.metrics.exists():
-            lines = self.metrics.read_text().splitlines()
-            kept = [line for line in lines if _round_of(line) <= rounds_done]
-            self.write("metrics.jsonl", "".join(line + "\n" for line in kept))
+            self.write("metrics.jsonl", "".join(line + "\n" for line in self._kept(rounds_done)))
+
+    def _kept(self, rounds_done: int) -> list[str]:
+        return [line for line in self._text() if _round_of(line) <= rounds_done]
+
+    def _text(self) -> list[str]:
+        if not self.metrics.exists():
+            return []
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")
+        return lines if lines[-1] else lines[:-1]
 
 
 def _is_run(path: Path) -> bool:
@@ -236,8 +283,8 @@ def _digest(state: Mapping[str, object]) -> str:
 
 def _round_of(line: str) -> float:
     try:
-        return float(json.loads(line)["round"])
-    except (ValueError, KeyError):
+        return float(read_line(line)["round"])
+    except ValueError:
         return float("inf")  # the last line of a killed run may be cut off
 
 

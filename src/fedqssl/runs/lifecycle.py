@@ -250,6 +250,8 @@ def run_to_end(context: Simulation, folder: RunFolder, progress: Progress) -> Ru
 
 def _run_to_end(context: Simulation, folder: RunFolder, progress: Progress) -> RunResult:
     checkpoint = folder.latest() or first_checkpoint(context)
+    if checkpoint.payloads.keys() != context.bits.keys():
+        raise RunError(f"the newest checkpoint in {folder.checkpoints} is not of this run's clients; delete it")
     with pool_of(context, progress) as pool, ENGINES[context.config.engine](pool) as engine:
         return play_to_end(context, checkpoint, Equipment(engine, pool, folder, progress))
 

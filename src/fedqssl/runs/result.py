@@ -7,24 +7,52 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated, ClassVar
 
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
-from fedqssl.evaluation.controls import SHORT, Measured, best_control, verdict
+from fedqssl.evaluation.controls import SHORT, WORDS, Measured, best_control, verdict
+from fedqssl.files import is_folder_name, parse_json, printable
+from fedqssl.runs.checksums import check_sum
 from fedqssl.units import bytes_text
+
+
+def _known(controls: Mapping[str, float]) -> Mapping[str, float]:
+    unknown = sorted(controls.keys() - WORDS.keys())
+    if unknown or not controls:
+        raise ValueError(f"unknown control {unknown[0]!r}" if unknown else "no control")
+    return controls
+
+
+def _name(name: str) -> str:
+    if not is_folder_name(name):
+        raise ValueError("not a client's name")
+    return name
+
+
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Count = Annotated[int, Field(strict=True, ge=0, le=1 << 62)]
+Seconds = Annotated[float, Field(strict=True, ge=0, le=1e18)]
+Line = Annotated[str, Field(strict=True, max_length=4096), AfterValidator(printable)]
+Shares = Annotated[Mapping[str, Share], AfterValidator(_known)]
+"""Types of ``result.json``: a folder of somebody else's may hold anything."""
 
 
 @dataclass(frozen=True)
 class ClientResult:
     """One client's row; ``controls`` are accuracies of simple classifiers on its own images."""
 
-    bits: int
-    samples: int
-    local_accuracy: float | None
-    bytes_up: int
-    bytes_down: int
-    controls: Mapping[str, float] | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    bits: Annotated[int, Field(strict=True, ge=1, le=32)]
+    samples: Count
+    local_accuracy: Share | None
+    bytes_up: Count
+    bytes_down: Count
+    controls: Shares | None = None
 
     def control(self) -> str:
         """The best control with its name: ``45.0% (HOG)``."""
@@ -47,28 +75,31 @@ class RunResult:
     untrained network's.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
     folder: Path
-    algorithm: str
-    dataset: str
-    seed: int
-    rounds: int
-    global_accuracy: float | None
-    local_accuracy: float | None
-    clients: dict[str, ClientResult]
-    bytes_up: int
-    bytes_down: int
-    client_seconds: float
-    server_seconds: float
-    peak_memory_bytes: int
-    protocol: str
-    controls: Mapping[str, float] | None = None
-    steps: int | None = None
-    knn_gain: float | None = None
+    algorithm: Line
+    dataset: Line
+    seed: Annotated[int, Field(strict=True, ge=-(1 << 63), lt=1 << 64)]
+    rounds: Count
+    global_accuracy: Share | None
+    local_accuracy: Share | None
+    clients: dict[Annotated[str, AfterValidator(_name)], ClientResult]
+    bytes_up: Count
+    bytes_down: Count
+    client_seconds: Seconds
+    server_seconds: Seconds
+    peak_memory_bytes: Count
+    protocol: Line
+    controls: Shares | None = None
+    steps: Count | None = None
+    knn_gain: Annotated[float, Field(strict=True, ge=-1, le=1)] | None = None
 
     def local_controls(self) -> dict[str, float]:
         """Mean over the clients of each control; empty if none were measured."""
         known = [c.controls for c in self.clients.values() if c.controls is not None]
-        return {name: fmean(c[name] for c in known) for name in known[0]} if known else {}
+        common = [name for name in known[0] if all(name in c for c in known)] if known else []
+        return {name: fmean(c[name] for c in known) for name in common}
 
     def measured(self) -> list[Measured]:
         """The global and the mean local accuracy with their controls, where these were measured."""
@@ -91,24 +122,35 @@ class RunResult:
 
     @classmethod
     def read(cls, folder: Path) -> RunResult:
-        """Read a finished run's folder."""
+        """Read a finished run's folder.
+
+        Raises:
+            ValueError: ``result.json`` is not a result, or was modified after the run.
+        """
+        path, again = folder / "result.json", f"delete it and run fedqssl run --resume {folder} to create it again"
         try:
-            values = json.loads((folder / "result.json").read_text())
-            values["clients"] = {n: ClientResult(**c) for n, c in values["clients"].items()}
-            return cls(folder=folder, **values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            again = f"delete it and run fedqssl run --resume {folder} to create it again"
-            raise ValueError(f"{folder / 'result.json'} is not a result ({error}); {again}") from error
+            data = path.read_bytes()
+            values = parse_json(data)
+            found = _RESULT.validate_python({**values, "folder": folder} if isinstance(values, dict) else values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise ValueError(f"{path} is not a result ({why}); {again}") from error
+        except ValueError as error:
+            raise ValueError(f"{path} is not a result ({error}); {again}") from error
+        check_sum(folder, path.name, data)
+        return found
 
     def table(self) -> Table:
         """The closing table: a row per client; it fits into 80 columns."""
-        table = Table(title=self.headline(), caption=self.verdict() or None, box=box.SIMPLE_HEAD, pad_edge=False)
+        title, caption = Text(self.headline()), self.verdict() or None
+        table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("client", no_wrap=True)
         for column in ("bits", "images", "local accuracy", "untrained", "best control", "traffic"):
             table.add_column(column, justify="right")
         for name, c in self.clients.items():
             accuracies = percent(c.local_accuracy), c.untrained(), c.control()
-            table.add_row(name, str(c.bits), str(c.samples), *accuracies, bytes_text(c.bytes_up + c.bytes_down))
+            table.add_row(Text(name), str(c.bits), str(c.samples), *accuracies, bytes_text(c.bytes_up + c.bytes_down))
         return table
 
     def headline(self) -> str:
@@ -118,6 +160,9 @@ class RunResult:
             f"global accuracy {percent(self.global_accuracy)}, mean local accuracy {percent(self.local_accuracy)}"
         )
         return f"{self.algorithm} on {self.dataset}, {rounds}: {accuracies}"
+
+
+_RESULT = TypeAdapter(RunResult)
 
 
 def percent(value: float | None) -> str:

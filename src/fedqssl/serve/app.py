@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import threading
 from importlib.resources import files
 from typing import Annotated, Any
@@ -13,18 +12,19 @@ from fastapi import FastAPI, File, HTTPException, Query, Request, UploadFile
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from fedqssl import __version__
 from fedqssl.data.images import DataError
+from fedqssl.data.pixels import FORMATS, decoding_cost
 from fedqssl.device import DeviceModel
 from fedqssl.device.pictures import from_encoded
 from fedqssl.serve.limits import Gate, Limits
 
-FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "MPO")
-"""Formats that are decoded; pillow knows more, some of which start other programs."""
+DECODING = 2
+"""Requests whose pictures are decoded at the same time: a large one takes a second and a few hundred megabytes."""
 _SHOWN_NAME = 200
 DESCRIPTION = """<!doctype html><html lang=en><meta charset=utf-8><title>fedqssl: description</title>
 <style>body{{font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}}</style>
@@ -53,24 +53,32 @@ class Answers(BaseModel):
 
 
 class Worker:
-    """Decodes and predicts one request at a time: the model's buffers cannot be shared between threads."""
+    """Decodes pictures of a few requests at a time, and predicts for one: the model's buffers belong to one thread."""
 
     def __init__(self, model: DeviceModel, limits: Limits) -> None:
         self.model, self.limits, self.lock = model, limits, threading.Lock()
-        Image.init()
-        self.formats = [name for name in FORMATS if name in Image.OPEN]
+        self.decoding = threading.BoundedSemaphore(DECODING)
+
+    def check(self, uploads: list[tuple[str, bytes]]) -> None:
+        """An HTTP error if an upload is not an image, or all of them together are too much work to decode."""
+        total = 0
+        for name, data in uploads:
+            try:
+                width, height, cost = decoding_cost(data)
+            except UnidentifiedImageError:
+                raise HTTPException(415, f"{name} is not an image; send {', '.join(FORMATS)}") from None
+            except Exception as error:  # pillow's readers raise many types
+                raise HTTPException(422, f"{name} cannot be read as an image ({type(error).__name__})") from None
+            total += cost
+            if total > self.limits.pixels:
+                larger = f"{name} has {width}x{height} pixels, with the images before it"
+                kinds = "WebP counts twice, JPEG 2000 24 times"
+                raise HTTPException(
+                    413, f"{larger} more than {self.limits.pixels:,} ({kinds}); shrink it, or send fewer at a time"
+                )
 
     def picture(self, data: bytes, name: str) -> torch.Tensor:
         """The pixels of an upload, or an HTTP error that names it."""
-        try:
-            with Image.open(io.BytesIO(data), formats=self.formats) as found:
-                width, height = found.size
-        except UnidentifiedImageError:
-            raise HTTPException(415, f"{name} is not an image; send {', '.join(self.formats)}") from None
-        except Exception as error:  # pillow's decoders raise many types
-            raise HTTPException(422, f"{name} cannot be read as an image ({type(error).__name__})") from None
-        if width * height > self.limits.pixels:
-            raise HTTPException(413, f"{name} has {width}x{height} pixels, more than {self.limits.pixels:,}; shrink it")
         try:
             return from_encoded(data, name, self.model.manifest.size, self.model.manifest.channels)
         except DataError as error:
@@ -78,8 +86,10 @@ class Worker:
 
     def answer(self, uploads: list[tuple[str, bytes]], top: int) -> Answers:
         """Classify uploads of (name, bytes)."""
-        with self.lock:
+        self.check(uploads)
+        with self.decoding:
             batch = torch.stack([self.picture(data, name) for name, data in uploads])
+        with self.lock:
             found = self.model.answers(self.model.probabilities(batch), top)
         guesses = [[Guess(name=name, probability=p) for name, p in answer.top] for answer in found]
         return Answers(predictions=[Answer(file=u[0], top=g) for u, g in zip(uploads, guesses, strict=True)])

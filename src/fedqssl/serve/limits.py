@@ -1,4 +1,4 @@
-"""Limits on requests: bytes, pictures, pixels, requests per second; checked before any work is done."""
+"""Limits on requests: bytes, pictures, pixels, requests per second, bytes of all together; checked before any work is done."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MOST_CALLERS = 10_000
 POLICY = b"default-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; frame-ancestors 'none'"
+CLOSE = (b"connection", b"close")
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -29,7 +30,8 @@ class Limits:
     Args:
         request_bytes: largest request.
         images: pictures in a request.
-        pixels: of one picture, before it is decoded (a decompression bomb is small until then).
+        pixels: of all pictures of a request, before they are decoded (a decompression bomb is small until then).
+        held_bytes: of all requests that are being read or answered; one caller may hold half of them.
         rate: requests per second of one caller, on average.
         burst: requests of one caller at once.
     """
@@ -37,6 +39,7 @@ class Limits:
     request_bytes: int = 20 << 20
     images: int = 32
     pixels: int = 25_000_000
+    held_bytes: int = 128 << 20
     rate: float = 20.0
     burst: int = 100
 
@@ -48,6 +51,36 @@ class Limits:
 
 class TooLargeError(Exception):
     """A request exceeded ``request_bytes`` while it was read."""
+
+
+class BusyError(Exception):
+    """Requests that are being read hold ``held_bytes`` together."""
+
+
+class Held:
+    """Bytes of the requests that are being read or answered, by caller."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.most, self.least, self.total = limits.held_bytes, limits.request_bytes, 0
+        self.callers: dict[str, int] = {}
+
+    def add(self, caller: str, count: int) -> None:
+        """Count more bytes of a caller, who may always have one request of the largest size if nobody else has any.
+
+        Raises:
+            BusyError: there are too many; they count nevertheless, until :meth:`release`.
+        """
+        self.total += count
+        own = self.callers[caller] = self.callers.get(caller, 0) + count
+        if self.total > max(self.most, self.least) or own > max(self.most // 2, self.least):
+            raise BusyError
+
+    def release(self, caller: str, count: int) -> None:
+        """Bytes of a request that is over."""
+        self.total -= count
+        self.callers[caller] = self.callers.get(caller, 0) - count
+        if self.callers[caller] <= 0:
+            del self.callers[caller]
 
 
 class Bucket:
@@ -77,6 +110,7 @@ class Gate:
     ) -> None:
         self.app, self.limits, self.hosts, self.clock = app, limits, hosts, clock
         self.callers: dict[str, Bucket] = {}
+        self.held = Held(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or reject it."""
@@ -87,7 +121,7 @@ class Gate:
         if refused is not None:
             await self._refuse(send, *refused)
             return
-        started = False
+        started, taken, caller = False, [0], _caller(scope)
 
         async def counted_send(message: Message) -> None:
             nonlocal started
@@ -97,14 +131,19 @@ class Gate:
             await send(message)
 
         try:
-            await self.app(scope, self._counted(receive), counted_send)
+            await self.app(scope, self._counted(receive, caller, taken), counted_send)
         except TooLargeError:
             if not started:
                 await self._refuse(send, 413, self._too_large())
+        except BusyError:
+            if not started:
+                await self._refuse(send, 503, "too many uploads at once; try again in 1 s", 1.0)
+        finally:
+            self.held.release(caller, taken[0])
 
     async def _refuse(self, send: Send, status: int, error: str, wait: float = 0.0) -> None:
         later = ((b"retry-after", str(int(wait) + 1).encode()),) if wait else ()
-        await answer(send, status, {"error": error}, (*HEADERS, *later))
+        await answer(send, status, {"error": error}, (*HEADERS, *later, CLOSE))  # whatever else is coming is not read
 
     def _too_large(self) -> str:
         return f"the request is larger than {self.limits.request_bytes:,} bytes; send fewer or smaller images"
@@ -124,25 +163,30 @@ class Gate:
         return None
 
     def _bucket(self, scope: Scope) -> Bucket:
-        caller = (scope.get("client") or ("unknown",))[0]
+        caller = _caller(scope)
         if caller not in self.callers:
             if len(self.callers) >= _MOST_CALLERS:
                 self.callers.clear()
             self.callers[caller] = Bucket(self.limits, self.clock())
         return self.callers[caller]
 
-    def _counted(self, receive: Receive) -> Receive:
-        total = 0
+    def _counted(self, receive: Receive, caller: str, taken: list[int]) -> Receive:
+        """Count the bytes of a request in ``taken``, and among those that the service holds."""
 
         async def counted() -> Message:
-            nonlocal total
             message = await receive()
-            total += len(message.get("body", b""))
-            if total > self.limits.request_bytes:
+            count = len(message.get("body", b""))
+            taken[0] += count
+            self.held.add(caller, count)
+            if taken[0] > self.limits.request_bytes:
                 raise TooLargeError
             return message
 
         return counted
+
+
+def _caller(scope: Scope) -> str:
+    return str((scope.get("client") or ("unknown",))[0])
 
 
 def _host(value: bytes) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedqssl.data.pixels import import_extra
-from fedqssl.listen import is_loopback
+from fedqssl.listen import ConnectionLimits, Doors, is_loopback, limited_protocol
 from fedqssl.serve.limits import LOOPBACK, Limits
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from fedqssl.device import DeviceModel
 
 
@@ -26,8 +28,23 @@ def serve(model: DeviceModel, sock: socket.socket, host: str, limits: Limits) ->
     from fedqssl.serve.app import make_app
 
     app = make_app(model, limits, LOOPBACK if is_loopback(host) else None)
-    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_keep_alive=5)
-    uvicorn.Server(config).run(sockets=[sock])
+    uvicorn.Server(server_config(app)).run(sockets=[sock])
 
 
-__all__ = ["check_serve", "serve"]
+def server_config(app: Any, connections: ConnectionLimits | None = None) -> uvicorn.Config:
+    """How the application is served: without waiting for, or remembering much of, callers that send nothing sensible."""
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        http=limited_protocol(Doors(connections or ConnectionLimits()), complete_is_proof=True),
+        ws="none",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=5,
+        h11_max_incomplete_event_size=32 << 10,
+    )
+
+
+__all__ = ["check_serve", "serve", "server_config"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping
 
@@ -44,6 +43,7 @@ class FlowerEngine:
         self.nodes: dict[str, int] = {}
         self.known: dict[str, Capabilities] = {}
         self.unserved: dict[str, str] = {}
+        self.unbelievable: dict[str, float] = {}
 
     @property
     def exchange(self) -> Exchange:
@@ -71,11 +71,13 @@ class FlowerEngine:
     def accuracies(self, context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
         """Hand every client its final model; returns the accuracies that clients with labels measure on their own images.
 
-        Afterwards ``unserved`` says which clients did not receive it, and why.
+        Afterwards ``unserved`` says which clients did not receive it, and why, and ``unbelievable`` which accuracies were left
+        out because they are not between 0 and 1.
         """
         found, self.unserved = self._ask(EVALUATE, payloads, context.job(context.config.rounds, 0.0))
-        given = {name: reply.accuracy for name, (reply, _) in found.items()}
-        return {n: min(max(a, 0.0), 1.0) for n, a in given.items() if a is not None and math.isfinite(a)}
+        given = {name: reply.accuracy for name, (reply, _) in found.items() if reply.accuracy is not None}
+        self.unbelievable = {name: a for name, a in given.items() if not 0 <= a <= 1}
+        return {name: a for name, a in given.items() if name not in self.unbelievable}
 
     def _ask(
         self, kind: str, payloads: Mapping[str, bytes], job: Job
