@@ -30,13 +30,14 @@ def test_every_preset_file_is_listed():
 
 
 def test_the_paper_s_presets():
-    for name, epochs in (("cifar10-paper", 20), ("cifar100-paper", 5)):
+    table1, table3 = (4, 4, 6, 6, 6, 8, 8, 8, 12, 12), (6,) * 5 + (12,) * 5
+    for name, epochs, bits in (("cifar10-paper", 20, table1), ("cifar100-paper", 5, table3)):
         config = load_config(name)
-        assert config.bits == (4, 4, 6, 6, 6, 8, 8, 8, 12, 12)  # 20% 4, 30% 6, 30% 8, 20% 12
+        assert config.bits == bits
         assert (config.rounds, config.local_epochs, config.width, config.batch_size) == (100, epochs, 64, 256)
         assert (config.partition, config.beta, config.lr_schedule) == ("dirichlet", 0.1, "step")
         assert config.data == name.removesuffix("-paper")
-    assert load_config("quickstart").bits == load_config("cifar10-small").bits == config.bits
+    assert load_config("quickstart").bits == load_config("cifar10-small").bits == table1
 
 
 def test_words_and_keywords_say_the_same():
@@ -132,15 +133,16 @@ def test_a_later_layer_that_names_steps_or_epochs_replaces_the_other(tmp_path):
     def lengths(config):
         return config.local_epochs, config.local_steps, config.server.dequantize_epochs, config.server.steps
 
-    assert lengths(load_config("quickstart")) == (2, None, 1, None)
-    steps = load_config("quickstart", ["local_steps=40", "server.steps=100"])
+    assert lengths(load_config("smoke")) == (1, None, 1, None)
+    steps = load_config("smoke", ["local_steps=40", "server.steps=100"])
     assert lengths(steps) == (None, 40, None, 100) and reread(steps, tmp_path) == steps
     saved = tmp_path / "config.toml"
     assert "local_epochs" not in saved.read_text() and "dequantize_epochs" not in saved.read_text()
     assert lengths(load_config(saved, ["local_epochs=3"])) == (3, None, None, 100)
     assert lengths(load_config(saved, {"server": {"dequantize_epochs": 0}})) == (None, 40, 0, None)
     assert lengths(load_config(saved, ["local_steps=none"])) == (1, None, None, 100)
-    assert lengths(load_config("quickstart", ["local_steps=none"])) == (2, None, 1, None)
+    assert lengths(load_config("smoke", ["local_steps=none"])) == (1, None, 1, None)
+    assert lengths(load_config("quickstart", ["local_epochs=2"])) == (2, None, None, 1)
     with pytest.raises(ConfigError, match="local_steps and local_epochs exclude each other; remove one"):
         load_config("quickstart", ["local_steps=4", "local_epochs=1"])
     saved.write_text("[server]\nsteps = 3\ndequantize_epochs = 1\n")

@@ -5,10 +5,12 @@ import torch
 
 from fedqssl.config import load_config
 from fedqssl.data.images import DataError, ImageSet, resized
+from fedqssl.deploy import client_role
 from fedqssl.deploy.client_role import FleetClient
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.store import Store
 from fedqssl.engines.flower.wire import Request
+from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.context import make_task
 from fedqssl.federated.job import Job
 from fedqssl.lowbit import to_bytes
@@ -55,3 +57,31 @@ def test_images_are_read_again_in_the_size_of_the_run(tmp_path):
         client.evaluate(
             Request("run", "nonce", {**job.to_json(), "task": {**job.to_json()["task"], "image_size": 32}}), b""
         )
+
+
+def test_a_client_trains_on_what_it_holds_and_is_judged_on_what_it_held_out(tmp_path, monkeypatch):
+    """Neither its training nor its classifier sees a held-out image."""
+    pixels = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    held, tested = (
+        ImageSet(pixels[part], torch.arange(12)[part] % 2, ("cat", "dog")) for part in (slice(8), slice(8, 12))
+    )
+    client = FleetClient("car-1", 4, held, tested, Store(tmp_path / "state"), Events(tmp_path / "log"))
+    seen = {}
+
+    def performed(job, payload, data):
+        seen["trained on"] = data.images
+        return payload, ClientMetrics(len(data.images), (0.0,), 0, 0.0)
+
+    def made(task, name, bits, payload, train, test, names):
+        seen["fitted to"], seen["judged on"] = train, test
+        return b"file", 0.5
+
+    monkeypatch.setattr(client_role, "perform", performed)
+    monkeypatch.setattr(client_role, "device_file", made)
+    task = make_task(load_config("smoke", {"model": "small_cnn", "width": 4}), 3, 0)
+    request = Request("run", "nonce", Job(0, 0.1, "fed_simclr", task, 1).to_json())
+    client.train(request, b"payload")
+    assert client.evaluate(request, b"payload") == 0.5
+    assert torch.equal(seen["trained on"], held.images)
+    for name, part in (("fitted to", held), ("judged on", tested)):
+        assert torch.equal(seen[name][0], part.images) and torch.equal(seen[name][1], part.labels), name

@@ -5,7 +5,7 @@ import torch
 
 from fedqssl.engines.pool import Pool
 from fedqssl.federated.server import dequantize, requantize
-from fedqssl.federated.server.operators import ServerOperators
+from fedqssl.federated.server.operators import ServerOperators, requantize_as_configured
 from fedqssl.federated.state import read_payload
 from fedqssl.runs.round import first_checkpoint
 from tiny_run import tiny_context
@@ -43,6 +43,22 @@ def test_requantized_once_per_bitwidth_for_every_client(context, operators):
     rounded = operators.round_to_bits(state)
     assert rounded["client-00"] != found["client-00"]
     assert rounded["client-00"] == requantize(state, 4, context.buffer(), context.task, ROUND, 0, SERVER_LR)
+
+
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        ({}, ("average", "grow")),
+        ({"server.requantize_start": "codes"}, ("codes", "grow")),
+        ({"lowbit.scale": "round"}, ("average", "round")),
+        ({"lowbit.scale": "max"}, ("average", "round")),  # as before: float copies need no such scale
+    ],
+)
+def test_requantization_is_as_configured(words, how):
+    context = tiny_context(images=80, **words)
+    state = read_payload(first_checkpoint(context).aggregated, 32, context.task)
+    made = requantize_as_configured(context, 4, state, ROUND, SERVER_LR, 1)
+    assert made == requantize(state, 4, context.buffer(), context.task, ROUND, 1, SERVER_LR, *how)
 
 
 def test_training_on_the_buffer_is_at_the_servers_rate_and_everywhere_at_the_clients(context, operators, monkeypatch):

@@ -20,7 +20,12 @@ RECORDED = json.loads((Path(__file__).parent / "protocol_digests.json").read_tex
 
 @pytest.mark.parametrize("preset", RECORDED)
 def test_digests_of_existing_runs_stay(preset):
-    recipe = SMALL.bases["cifar10"].changes if preset == "cifar10-small" else {}  # which has another one since
+    since = {"cifar10-small": SMALL.bases["cifar10"].changes, "cifar100-paper": {"bits": SMALL.bits["config1"]}}
+    since["quickstart"] = {
+        **{"fraction": 1.0, "rounds": 8, "local_epochs": 2, "buffer_ratio": 0.1},
+        **{"server.dequantize_epochs": 1, "evaluation.knn_every": 1},
+    }
+    recipe = since.get(preset, {})  # what these presets were then
     found = {name: protocol(load_config(preset, {**BEFORE, **recipe, "algorithm": name})) for name in RECORDED[preset]}
     assert found == RECORDED[preset]
 
@@ -48,6 +53,17 @@ def test_digests_of_the_committed_runs():
     assert len(cells) > 50
     for cell in cells:
         assert protocol(load_run_config(cell)) == json.loads((cell / "result.json").read_text())["protocol"]
+
+
+def test_new_runs_differ_from_those_of_before():
+    """New settings that change the bytes are another protocol; a run's own file keeps the old ones."""
+    new = load_config("smoke")
+    assert (new.lowbit.scale, new.server.requantize_start) == ("grow", "average")
+    prints = {protocol(load_config("smoke", {**BEFORE, key: value})) for key, value in
+              (("lowbit.scale", "grow"), ("server.requantize_start", "average"))}  # fmt: skip
+    assert len(prints | {protocol(new), RECORDED["smoke"]["fed_qssl"]}) == 4
+    old = load_run_config(ROOT / "tests" / "compat" / "before_restructure" / "unfinished")
+    assert (old.lowbit.scale, old.server.requantize_start) == ("round", "codes")
 
 
 def test_a_new_setting_counts_only_where_it_is_not_at_its_default(monkeypatch):
@@ -127,6 +143,7 @@ def test_settings_of_the_server_that_came_later():
             "server.ema=0.9",
         ),
         *("server.steps=1", "server.steps=2", "local_steps=1", "local_steps=2", "distill.temperature=0.2"),
+        *("aggregation.weights=bits", "aggregation.weights=agreement", "aggregation.weights=mask"),
     )
     prints = {protocol(load_config("smoke", [word])) for word in words}
     assert len(prints | {RECORDED["smoke"]["fed_qssl"]}) == len(words) + 1

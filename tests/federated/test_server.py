@@ -98,20 +98,27 @@ def test_requantized_models_are_in_their_bits(bits, epochs):
         assert all(torch.allclose(v, state[k], rtol=1e-3) for k, v in read_state(model).items())
 
 
-def test_requantize_fine_tunes_with_float_shadow_weights():
-    """Rule ``latent``: small steps add up in floats, and only the codes are sent."""
+@pytest.mark.parametrize("start", ["average", "codes"])
+@pytest.mark.parametrize("scale", ["grow", "round"])
+def test_requantize_fine_tunes_with_float_shadow_weights(start, scale):
+    """Rule ``latent``: small steps add up in floats, which start at the average, and only the codes are sent."""
     state = read_state(TASK.converted(32))
-    sent = requantize(state, 4, images(), TASK, round_number=3, epochs=2, lr=0.1)
+    sent = requantize(state, 4, images(), TASK, round_number=3, epochs=2, lr=0.1, start=start, scale=scale)
     by_rule = {}
     for rule in ("latent", "stored"):
         model = TASK.converted(4)
         write_state(model, state)
-        opt = LowBitSGD(model, 0.1, rule=rule, seed=derived_seed(0, "re-quantization rounding", 4, 3))
+        opt = LowBitSGD(model, 0.1, rule=rule, scale=scale, seed=derived_seed(0, "re-quantization rounding", 4, 3))
+        if rule == "latent" and start == "average":
+            for name, weight in opt.weights.items():
+                opt.state[weight.anchor]["latent"] = state[name].clone()
         draws = generator(0, "re-quantization", 3)
         for _ in range(2):
             train_epoch(model, opt, images(), TASK, draws)
         by_rule[rule] = to_bytes(model)
     assert sent == by_rule["latent"] != by_rule["stored"]
+    other = {"start": "codes" if start == "average" else "average", "scale": scale}
+    assert sent != requantize(state, 4, images(), TASK, 3, 2, 0.1, **other)
 
 
 @pytest.mark.parametrize(("steps", "parts"), [(1, [1]), (2, [2]), (5, [1, 2, 2]), (6, [2, 2, 2])])

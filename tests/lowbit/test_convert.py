@@ -178,6 +178,21 @@ def test_tanh_activation_reading(bits):
     assert (out >= 0).all() and (out <= 1).all()
 
 
+def test_every_layer_and_seed_has_its_own_draws_of_gradient_rounding():
+    """Not the same numbers in every layer, and not the same again in every round's copy of the model."""
+    prototype = to_lowbit(resnet18(width=8), FOUR, LowBitOptions(gradient_rounding="stochastic"))
+
+    def draws(seed):
+        model = copy.deepcopy(prototype)
+        LowBitSGD(model, lr=0.1, seed=seed)
+        layers = {n: m.generator for n, m in model.named_modules() if getattr(m, "generator", None) is not None}
+        return {name: torch.rand((), generator=generator).item() for name, generator in layers.items()}
+
+    first, again, other = draws(1), draws(1), draws(2)
+    assert first == again and len(first) > 10
+    assert len({*first.values(), *other.values()}) == 2 * len(first)
+
+
 def test_stochastic_gradient_rounding_runs_and_is_seeded():
     def codes() -> torch.Tensor:
         torch.manual_seed(0)

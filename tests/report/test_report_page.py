@@ -210,6 +210,9 @@ def test_the_protocol_says_what_the_algorithm_does(made):
     supervised = report(made(clients=2, rounds=1, algorithm="fed_avg"))
     assert "objective supervised" in supervised and "its own classifier, uniform test set" in supervised
     assert "objective supervised, temperature" not in supervised and "quantization epoch" not in supervised
+    assert "averages by numbers of images" in supervised and "aggregation weights by" not in supervised
+    masked = report(made(clients=2, rounds=1, algorithm="fed_avg", **{"aggregation.weights": "mask"}))
+    assert "averages by numbers of images; aggregation weights by mask" in masked
     alone = report(made(clients=2, rounds=1, algorithm="local_only"))
     assert "mean over the clients&#39; models, linear probe" in alone and "<h1>Control: local only on" in alone
     assert "epochs of one model on the buffer" in report(made(clients=2, rounds=1, algorithm="server_only"))

@@ -6,13 +6,14 @@ Nothing of ``fedqssl.runs.evaluate`` is used to say what the figures should be.
 import pytest
 import torch
 
-from fedqssl.evaluation import classifier, extract_features
+from fedqssl.evaluation import classifier, extract_features, knn_accuracy
 from fedqssl.evaluation.probe import fit_classifier
+from fedqssl.federated.client import local_update
 from fedqssl.federated.randomness import derived_seed
 from fedqssl.lowbit import load_bytes
 from fedqssl.models.network import feature_extractor
 from fedqssl.runs import RunFolder, RunResult, start
-from fedqssl.runs.evaluate import client_accuracy, global_accuracy
+from fedqssl.runs.evaluate import MONITOR_IMAGES, client_accuracy, global_accuracy, knn_monitor
 from tiny_run import model_bytes, rounds_of, silent, tiny, tiny_context
 
 QUIET = {"evaluation.knn_every": 0}
@@ -85,6 +86,43 @@ def test_the_last_aggregate_is_probed_with_training_labels_and_judged_on_test_im
     assert kind == "fixed" or finished.global_accuracy == right
     assert right != probed(first.aggregated, train.images[part], train.labels[part])
     assert right != probed(last.aggregated, test.images, test.labels)
+
+
+def test_the_monitor_knows_training_images_and_asks_about_test_images(finished, context):
+    train, test = context.train, context.test
+    model = loaded(context, 32, RunFolder(finished.folder).latest().aggregated)
+    asked = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:MONITOR_IMAGES]
+    known = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:MONITOR_IMAGES]
+    encoder = feature_extractor(model)
+    x, y = extract_features(encoder, train.images[known]), extract_features(encoder, test.images[asked])
+    right = knn_accuracy(x, train.labels[known], y, test.labels[asked])
+    assert knn_monitor(context, model) == right
+    assert right not in (
+        knn_accuracy(x, train.labels[known], x, train.labels[known]),
+        knn_accuracy(y, test.labels[asked], y, test.labels[asked]),
+    )
+
+
+def test_supervised_clients_are_judged_after_training_on_their_own_images_once_more(tmp_path):
+    """PAPER-TO-CODE, section 8: the client's own s-bit model after local training, on its own held-out images."""
+    changes = {"algorithm": "fed_avg", "images": 400, "bits": [4, 8, 8], "lr": 0.1, "lr_schedule": "cosine"}
+    finished = start(tiny(**changes, **QUIET), tmp_path / "run", say=silent)
+    context = tiny_context(**changes)
+    models, train = model_bytes(finished.folder), context.train
+    job = context.job(finished.rounds, 0.1 * 0.5)  # the rate of the second of two rounds, half way down the cosine
+
+    def judged(name: str, payload: bytes) -> float:
+        held_out = context.partition.clients[name].test
+        model = loaded(context, context.bits[name], payload)
+        return share(extract_features(model, train.images[held_out]).argmax(1), train.labels[held_out])
+
+    right = {n: judged(n, local_update(models[n], job, context.client(n))[0]) for n in models}
+    assert {n: c.local_accuracy for n, c in finished.clients.items()} == right
+    assert right != {n: judged(n, models[n]) for n in models}
+    last = RunFolder(finished.folder).latest().aggregated
+    assert finished.global_accuracy == share(
+        extract_features(loaded(context, 32, last), context.test.images).argmax(1), context.test.labels
+    )
 
 
 def test_supervised_models_are_judged_as_they_are():

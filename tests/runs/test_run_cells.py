@@ -2,18 +2,23 @@
 
 import json
 import os
+import shutil
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from fake_runs import fake_run, smoke
 from fedqssl.cli.main import app, main
-from fedqssl.runs import Progress
+from fedqssl.config import load_run_config
+from fedqssl.runs import Progress, lifecycle
 from fedqssl.runs import run_cells as running
-from fedqssl.runs.cells import Cell
-from fedqssl.runs.run_cells import DIED, in_processes, run_cells
+from fedqssl.runs.cells import Cell, CellError, State, state_of
+from fedqssl.runs.run_cells import DIED, in_processes, run_cell, run_cells
 from fedqssl.runs.sweep import cell_name, plan_sweep
+from tiny_run import silent
 
 runner = CliRunner()
 
@@ -24,7 +29,8 @@ class Engine:
     def __init__(self):
         self.started, self.resumed, self.fails = [], [], {}
 
-    def start(self, config, folder, *, progress):
+    def start(self, config, folder, *, progress, as_written):
+        assert as_written
         self.started.append(folder.name)
         progress.say("round 1/1 not to be shown")
         progress.say("warning: to be shown")
@@ -33,7 +39,8 @@ class Engine:
             raise error
         fake_run(folder, config, 0.1 + config.beta / 100, 0.5)
 
-    def resume(self, folder, *, progress):
+    def resume(self, folder, *, progress, images_of):
+        self.images_of = images_of.data
         self.resumed.append(folder.name)
         (folder / "result.json").write_text((folder / "kept.json").read_text())
 
@@ -67,7 +74,7 @@ def test_finished_cells_are_skipped_and_interrupted_ones_resumed(engine, tmp_pat
     said, ended = [], []
     error = run_cells([*cells, cells[2]], tmp_path, None, Progress(said.append), ended.append)
     assert error is None and ended == cells
-    assert engine.started == ["c2"] and engine.resumed == ["c1"]
+    assert engine.started == ["c2"] and engine.resumed == ["c1"] and engine.images_of == "scenes"
     assert said[0] == "2 cells to run, 1 done already"
     assert said[1].startswith("cell 1 of 2: c1: global 50.0%, local 70.0%; about ")
     assert "c2: warning: to be shown" in said and not any("not to be shown" in line for line in said)
@@ -229,3 +236,49 @@ def test_cells_say_where_the_images_are(engine, tmp_path, capsys):
     assert runner.invoke(app, ["reproduce", "table2", *table3[2:]]).exit_code == 0
     assert engine.started[1:] == ["scenes-config2-untrained-seed0"]
     assert "none of these experiments uses cifar10" in fails(capsys, *table3, "--data", "cifar10=scenes")
+
+
+def pictures(folder, count=60, seed=0):
+    """A folder of labeled noise."""
+    draws = np.random.default_rng(seed)
+    for i in range(count):
+        place = folder / f"class{i % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(place / f"{i:02d}.png")
+
+
+def test_a_cell_notes_its_data_as_they_were_written_and_what_they_hold(tmp_path, monkeypatch):
+    """So that it is the same cell on another machine with the same images, and another one with other images."""
+    pictures(tmp_path / "here" / "photos")
+    monkeypatch.chdir(tmp_path / "here")
+    small = {"model": "small_cnn", "width": 4, "images": None, "clients": 2, "bits": 8, "rounds": 2, "workers": 1}
+    small |= {"partition": "iid", "batch_size": 16, "image_size": 16, "algorithm": "fed_simclr"}
+    cell = Cell("c", smoke(data="folder:photos", **small))
+    real = lifecycle.play_round
+
+    def once(context, engine, pool, before, number):
+        if number == 1:
+            raise KeyboardInterrupt
+        return real(context, engine, pool, before, number)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(lifecycle, "play_round", once)
+        run_cell(cell, tmp_path / "out", Progress(silent))
+    folder = cell.folder(tmp_path / "out")
+    assert load_run_config(folder).data == "folder:photos"
+    assert str(tmp_path) not in (folder / "config.toml").read_text()
+    assert len(json.loads((folder / "environment.json").read_text())["images_sha256"]) == 64
+
+    shutil.move(tmp_path / "here" / "photos", tmp_path / "there")
+    moved, other = (Cell("c", smoke(data=f"folder:{tmp_path / name}", **small)) for name in ("there", "other"))
+    pictures(tmp_path / "other", seed=1)
+    assert state_of(moved, tmp_path / "out") is State.BEGUN
+    with pytest.raises(CellError, match=r"was run with other settings \(data "):
+        state_of(other, tmp_path / "out")
+    with pytest.raises(CellError, match="beta"):
+        state_of(Cell("c", moved.config.model_copy(update={"partition": "dirichlet"})), tmp_path / "out")
+    run_cell(moved, tmp_path / "out", Progress(silent))
+    assert state_of(moved, tmp_path / "out") is State.DONE and load_run_config(folder).data == "folder:photos"
+    (folder / "environment.json").unlink()  # a cell of which only the results were kept
+    with pytest.raises(CellError, match=r"was run with other settings \(data "):
+        state_of(moved, tmp_path / "out")

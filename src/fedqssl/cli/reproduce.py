@@ -20,15 +20,15 @@ Names = Annotated[
     list[str],
     typer.Argument(
         metavar="NAME...",
-        help="table1 to table3 and figure1 to figure5 of the paper; our own table_low, figure_server and figure_temperature; "
-        "or all.",
+        help="table1 to table3 and figure1 to figure5 of the paper; our own table_plus, table_plus_low, table_low, "
+        "figure_server and figure_temperature; or all.",
     ),
 ]
 ScaleName = Annotated[
     str,
     typer.Option(
-        metavar="smoke|small|paper",
-        help="smoke: seconds a run, embedded images; small: minutes a run; paper: the paper's own.",
+        metavar="smoke|small|medium|paper",
+        help="smoke: seconds a run, embedded images; small and medium: minutes a run; paper: the paper's own.",
     ),
 ]
 Data = Annotated[

@@ -25,8 +25,11 @@ _NOT_ACCURACY = (
     "evaluation.controls",
     *("engine", "client_cpus", "deadline"),
 )
-BEFORE: dict[str, object] = {"evaluation.classifier": "sgd", "evaluation.probe": "fixed"}
-"""What runs did before a setting existed, where that is not its default: a run's own file that lacks the setting is older."""
+BEFORE: dict[str, object] = {
+    **{"evaluation.classifier": "sgd", "evaluation.probe": "fixed"},
+    **{"lowbit.scale": "round", "server.requantize_start": "codes"},
+}
+"""What older runs did where that is not the default now: a run's own file that lacks the setting is older than it."""
 _ONLY_FOR = {"beta": "dirichlet", "classes_per_client": "classes", "minority": "skew"}
 
 

@@ -90,6 +90,8 @@ class ServerConfig(_Section):
     equally between the received models (at least 1 each); algorithms that train one model there spend them all on it."""
     requantize_epochs: Epochs = 1
     """Epochs of low-bit fine-tuning of the aggregate, once per bitwidth."""
+    requantize_start: Literal["average", "codes"] = "average"
+    """Where the float copies of that fine-tuning start: at the aggregate, or at what its codes stand for."""
     lr: MaybePositive = None
     """Learning rate on the server; by default that of the clients."""
     optimizer: Literal["none", "momentum", "adam", "fedexp"] = "none"
@@ -108,6 +110,10 @@ class AggregationConfig(_Section):
 
     temperature: Positive = 1.0
     """T of ``p = softmax(-L_DQ / T)``; the paper uses 1."""
+    weights: Literal["algorithm", "bits", "agreement", "mask"] = "algorithm"
+    """What the algorithm's weights are multiplied by, tensor by tensor. ``algorithm``: nothing. ``bits``: the precision of a
+    client's update, so that few bits count less. ``agreement``: the cosine to the model before the round (L-DAWA). ``mask``: 1
+    where a client of fewer bits moved an entry in the same direction as the clients of more bits, else 0 (after ProWD)."""
 
 
 class LowBitConfig(_Section):
@@ -117,8 +123,9 @@ class LowBitConfig(_Section):
     """The input of a convolution."""
     rule: Literal["stored", "residual", "latent"] = "stored"
     """What a client stores for each weight."""
-    scale: Literal["max", "round", "ema"] = "round"
-    """How a layer's scale changes between rounds."""
+    scale: Literal["max", "round", "grow", "ema"] = "grow"
+    """What happens to a layer's scale while a client trains: ``round`` keeps it; ``grow`` keeps it where a batch norm absorbs it
+    and lets it follow the weights' norm elsewhere (classifiers, last layers of heads)."""
     rounding: Literal["nearest", "stochastic"] = "stochastic"
     """Rounding of the weight update."""
     activation_clip: Positive = 4.0

@@ -17,7 +17,7 @@ from fedqssl.data.registry import SPLITS, load_dataset
 from fedqssl.deploy.fleet import FleetError, ServerData
 from fedqssl.engines.flower.wire import Capabilities, plain
 from fedqssl.federated.context import Context, FleetContext, class_count, make_task
-from fedqssl.federated.server import requantize
+from fedqssl.federated.server.operators import requantize_as_configured
 from fedqssl.federated.state import read_payload
 from fedqssl.lowbit import to_bytes
 from fedqssl.models.registry import IMAGE_SIZE
@@ -110,4 +110,4 @@ def first_model(context: Context, checkpoint: Checkpoint, bits: int, lr: float) 
     if checkpoint.aggregated is None:
         return to_bytes(context.task.converted(bits))
     state, epochs = read_payload(checkpoint.aggregated, 32, context.task), context.config.server.requantize_epochs
-    return requantize(state, bits, context.buffer(), context.task, checkpoint.rounds_done, epochs, lr)
+    return requantize_as_configured(context, bits, state, checkpoint.rounds_done, lr, epochs)

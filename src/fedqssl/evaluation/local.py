@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
 
 SPREAD = 10.0
-"""Weights start within ``SPREAD / sqrt(d)``, ten times as wide as usual: the layer's scale never changes, so this is also the
+"""Weights start within ``SPREAD / sqrt(d)``, ten times as wide as usual: the layer's scale is fixed, so this is also the
 largest value they can reach, and a classifier on features in [0, 1] needs large weights."""
 
 
@@ -67,7 +67,7 @@ def fit_lowbit_classifier(
     bound = SPREAD / math.sqrt(x.shape[1])
     start = torch.empty(num_classes, x.shape[1]).uniform_(-bound, bound, generator=generator)
     model = _lowbit_linear(start, Precision.for_bits(bits))
-    opt = LowBitSGD(model, lr, seed=seed)
+    opt = LowBitSGD(model, lr, scale="round", seed=seed)
     x = x / scale
     steps = max(len(x) // batch_size, 1)
     for epoch in range(epochs):

@@ -178,7 +178,9 @@ class _Builder:
             return
         own = not absorbed or self.options.gradient_rounding == "stochastic"
         kind = LowBitConv2d if isinstance(layer, nn.Conv2d) else LowBitLinear
-        self._set(str(node.target), kind(layer, self.precision, self.options, absorbed, own))  # type: ignore[arg-type]
+        made = kind(layer, self.precision, self.options, absorbed, own)  # type: ignore[arg-type]
+        made.seed_gradient_rounding(0, str(node.target))
+        self._set(str(node.target), made)
 
     def _replace_norm(self, node: fx.Node, activate: bool) -> None:
         norm = _module(node, self.traced)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,13 @@ class _WeightLayer(nn.Module):
         self.quantizes_gradient = quantizes_gradient
         self.generator: torch.Generator | None = None
         if options.gradient_rounding == "stochastic":
-            self.generator = torch.Generator(layer.weight.device).manual_seed(0)
+            self.generator = torch.Generator(layer.weight.device)
+
+    def seed_gradient_rounding(self, seed: int, name: str) -> None:
+        """Derive the draws of stochastic gradient rounding, if there are any, from a seed and the layer's name."""
+        if self.generator is not None:
+            digest = hashlib.sha256(f"gradient rounding {seed} {name}".encode()).digest()
+            self.generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 class LowBitConv2d(_WeightLayer):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedqssl.lowbit.buffer_pool import POOL
-from fedqssl.lowbit.layers import LowBitNorm
+from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm
 from fedqssl.lowbit.weight import LowBitWeight, PackedWeight
 from fedqssl.quant import QuantizedTensor, compand_codes, compand_scale, quantile_quantize, uniform_quantize
-from fedqssl.quant.compand import Domain
+from fedqssl.quant.compand import Domain, grown_scale
 from fedqssl.quant.rounding import Rounding, check_bits, check_rounding
 
 Rule = Literal["stored", "residual", "latent"]
-ScalePolicy = Literal["max", "round", "ema"]
+ScalePolicy = Literal["max", "round", "grow", "ema"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -33,7 +33,8 @@ class LowBitSGD(torch.optim.Optimizer):
         lr: learning rate.
         rule: what a client keeps per weight: ``stored``: s bits (the paper); ``residual``: s bits and an accumulator of
             ``residual_bits`` for what rounding dropped; ``latent``: s bits and a float shadow copy.
-        scale: what the layer's scale m does: ``round``: fixed until :meth:`new_round`, values beyond it clipped;
+        scale: what the layer's scale m does: ``round``: fixed as it was received, values beyond it clipped; ``grow``: fixed
+            where a batch norm absorbs it, otherwise it follows the norm of the weights, so that they can leave their range;
             ``max``: ``max|c(x)|`` at every step (literal; inflates under noise); ``ema``: its exponential average.
         rounding: ``stochastic`` (unbiased; small steps survive on average) or ``nearest``.
         momentum: heavy-ball momentum; its buffer is kept in ``momentum_bits`` bits per weight, stochastically rounded.
@@ -41,7 +42,7 @@ class LowBitSGD(torch.optim.Optimizer):
         weight_decay: L2 penalty on x and on float parameters.
         proximal: mu of ``mu/2 |x - x_0|^2`` (FedProx), x_0 as at the first step; x_0 is kept as packed codes and counted.
         residual_bits: see ``rule``.
-        seed: for all stochastic rounding.
+        seed: for all stochastic rounding, that of gradients included: every layer draws on its own.
         max_skipped: steps with non-finite gradients are skipped and counted; this many in a row are an error.
     """
 
@@ -51,7 +52,7 @@ class LowBitSGD(torch.optim.Optimizer):
         lr: float,
         *,
         rule: Rule = "stored",
-        scale: ScalePolicy = "round",
+        scale: ScalePolicy = "grow",
         rounding: Rounding = "stochastic",
         momentum: float = 0.0,
         momentum_bits: int = 8,
@@ -63,8 +64,8 @@ class LowBitSGD(torch.optim.Optimizer):
     ) -> None:
         if rule not in ("stored", "residual", "latent"):
             raise ValueError(f"rule must be 'stored', 'residual' or 'latent', not {rule!r}")
-        if scale not in ("max", "round", "ema"):
-            raise ValueError(f"scale must be 'max', 'round' or 'ema', not {scale!r}")
+        if scale not in ("max", "round", "grow", "ema"):
+            raise ValueError(f"scale must be 'max', 'round', 'grow' or 'ema', not {scale!r}")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {momentum}")
         if not lr >= 0 or not proximal >= 0:
@@ -87,6 +88,22 @@ class LowBitSGD(torch.optim.Optimizer):
         self.steps = 0
         device = next(iter(model.parameters())).device
         self.generator = torch.Generator(device).manual_seed(seed)
+        for name, layer in model.named_modules():
+            if isinstance(layer, (LowBitConv2d, LowBitLinear)):
+                layer.seed_gradient_rounding(seed, name)
+
+    def start_at(self, floats: Mapping[str, Tensor]) -> None:
+        """With the rule ``latent``: the float copies begin at these weights, by name, instead of at what their codes stand for.
+
+        Raises:
+            ValueError: the rule keeps no float copies.
+        """
+        if self.rule != "latent":
+            raise ValueError(f"the rule {self.rule!r} keeps no float copies")
+        for name, weight in self.weights.items():
+            if name in floats:
+                x = floats[name].detach().reshape(weight.shape)
+                self.state[weight.anchor]["latent"] = x.to(weight.codes.device, torch.float32, copy=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, those of codes included."""
@@ -127,11 +144,6 @@ class LowBitSGD(torch.optim.Optimizer):
         self.zero_grad()
         return loss
 
-    def new_round(self) -> None:
-        """Start a round: with ``scale="round"``, m is computed again from the current weights."""
-        for weight in self.weights.values():
-            weight.assign(weight.parameters_of_codes())
-
     def _non_finite(self) -> str | None:
         """Name of a layer whose gradient is not finite; the last one in the model comes first in the backward pass."""
         bad = [n for n, w in self.weights.items() if not w.finite]
@@ -163,7 +175,7 @@ class LowBitSGD(torch.optim.Optimizer):
         if self.momentum:
             g = self._with_momentum(g, state)
         target = x - lr * g
-        m = self._next_scale(weight, target)
+        m = self._next_scale(weight, x, target)
         domain: Domain = "value" if weight.options.weights == "value" else "level"
         rounding: Rounding = "nearest" if self.rule != "stored" else self.rounding
         codes = compand_codes(target, weight.bits, m, weight.compander, rounding, domain, self.generator)
@@ -191,7 +203,7 @@ class LowBitSGD(torch.optim.Optimizer):
         state["residual"] = uniform_quantize(dropped / span + 0.5, self.residual_bits, "stochastic", self.generator)
         state["residual_span"] = span
 
-    def _next_scale(self, weight: LowBitWeight, target: Tensor) -> float:
+    def _next_scale(self, weight: LowBitWeight, x: Tensor, target: Tensor) -> float:
         m = weight.m
         if m == 0:
             return 0.0  # an all-zero layer stays zero
@@ -199,6 +211,8 @@ class LowBitSGD(torch.optim.Optimizer):
             return compand_scale(target, weight.compander)
         if self.scale == "ema":
             return 0.99 * m + 0.01 * compand_scale(target, weight.compander)
+        if self.scale == "grow" and not weight.absorbed:
+            return grown_scale(m, x, target, weight.compander)
         return m
 
     def _with_momentum(self, g: Tensor, state: dict[str, Any]) -> Tensor:

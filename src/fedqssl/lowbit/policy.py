@@ -96,6 +96,11 @@ def is_statistic(name: str) -> bool:
     return name.endswith(_MEASURED)
 
 
+def is_weight(x: Tensor) -> bool:
+    """Whether a float tensor is the weight of a layer, which clients hold in their bits; batch norm and biases are vectors."""
+    return x.dim() > 1
+
+
 def fingerprint(model: nn.Module) -> str:
     """Hash of the architecture: names, roles and shapes of all that travels; equal at every low bitwidth."""
     lines = [

@@ -69,6 +69,17 @@ def compand_scale(x: Tensor, compander: Compander = TANH) -> float:
     return min(float(m), compander.limit)
 
 
+def grown_scale(scale: float, before: Tensor, after: Tensor, compander: Compander = TANH) -> float:
+    """The scale m' of a layer whose parameters go from x to x': ``c^-1(m') = c^-1(m) |x'| / |x|``, below the compander's limit.
+
+    Zero-mean steps change the norm of x' no more than they would in floats, whereas they push ``max|x'|`` outwards every time.
+    """
+    ratio = float(after.double().norm() / before.double().norm())
+    if ratio == 1:
+        return scale  # c(c^-1(m)) is not exactly m
+    return compand_scale(compander.inverse(torch.tensor(scale, dtype=torch.float64)) * ratio, compander)
+
+
 def compand_values(bits: int, scale: float, compander: Compander = TANH, device: torch.device | None = None) -> Tensor:
     """The codebook ``x_k = c^-1(m l_k)`` in float64; all zeros for m = 0."""
     return compander.inverse(scale * levels(bits, device))

@@ -137,6 +137,8 @@ def server_work(run: RunData) -> str:
         parts.append(f"aggregation temperature {c.aggregation.temperature:g}")
     elif work.averages:
         parts.append("averages by numbers of images")
+    if work.averages and c.aggregation.weights != "algorithm":
+        parts.append(f"aggregation weights by {c.aggregation.weights}")
     return "; ".join([*parts, *rate]) or "nothing"
 
 

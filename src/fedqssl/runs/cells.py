@@ -13,6 +13,7 @@ from fedqssl import files
 from fedqssl.config import RunConfig, load_run_config
 from fedqssl.config.load import accuracy_settings
 from fedqssl.data.from_config import settled
+from fedqssl.runs.images_digest import digest_of
 from fedqssl.runs.result import RunResult
 
 AGAIN = "restore it, or delete the run to have it run again"
@@ -53,17 +54,34 @@ def differences(found: RunConfig, wanted: RunConfig) -> list[str]:
 
 
 def state_of(cell: Cell, out: Path) -> State:
-    """The state of a cell; if it was run with other settings, that is an error."""
+    """The state of a cell; if it was run with other settings or on other images, that is an error.
+
+    A cell notes how its data were written and a digest of the images, so that the same images in another place will do.
+    """
     folder = cell.folder(out)
     if not (folder / "config.toml").is_file():
         return State.NEW
     found = load_run_config(folder)
-    differing = differences(found, cell.config) and differences(found, settled(cell.config)[0])
-    if differing:
+    moved = found.model_copy(update={"data": cell.config.data, "buffer": cell.config.buffer})
+    differing = _differing(found, cell.config)
+    if differing and (_differing(moved, cell.config) or not _same_images(folder, cell.config)):
         raise CellError(
             f"{folder} was run with other settings ({'; '.join(differing)}); choose another --out, or delete that folder"
         )
     return State.DONE if (folder / "result.json").is_file() else State.BEGUN
+
+
+def _differing(found: RunConfig, wanted: RunConfig) -> list[str]:
+    """As :func:`differences`; a run on images without labels may have settled for other settings."""
+    return differences(found, wanted) and differences(found, settled(wanted)[0])
+
+
+def _same_images(folder: Path, config: RunConfig) -> bool:
+    """Whether a configuration names the images that a run noted the digest of; False if it noted none."""
+    path = folder / "environment.json"
+    noted = read_json(path) if path.is_file() else None
+    digest = noted.get("images_sha256") if isinstance(noted, dict) else None
+    return digest is not None and digest == digest_of(settled(config)[0])
 
 
 def read_result(folder: Path) -> RunResult:

@@ -32,6 +32,7 @@ from fedqssl.runs.describe import describe_data
 from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.finalize import finalize
 from fedqssl.runs.folder import Checkpoint, RunError, RunFolder
+from fedqssl.runs.images_digest import images_digest
 from fedqssl.runs.progress import Progress, Say, round_line
 from fedqssl.runs.result import RunResult
 from fedqssl.runs.round import first_checkpoint, play_round
@@ -54,7 +55,13 @@ ENGINES: dict[str, Callable[[Pool[Simulation]], AbstractContextManager[Engine]]]
 
 
 def start(
-    config: RunConfig, out: Path, *, overwrite: bool = False, say: Say = print, progress: Progress | None = None
+    config: RunConfig,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    say: Say = print,
+    progress: Progress | None = None,
+    as_written: bool = False,
 ) -> RunResult:
     """Run a configuration in a new folder.
 
@@ -64,6 +71,8 @@ def start(
         overwrite: replace the run in ``out``, if there is one.
         say: receives the lines of progress.
         progress: shows more than lines (a bar, for example); replaces ``say``.
+        as_written: keep ``data`` and ``buffer`` as they are, for folders that are moved to other machines (cells); otherwise
+            paths in them become absolute, so that the run can be resumed from anywhere.
 
     Raises:
         RunError: one line that says what to do.
@@ -72,8 +81,10 @@ def start(
     RunFolder.check_new(out, overwrite)
     config, said = settled(config)
     config = with_device_bits(config)
-    places = {"data": absolute(config.data), "buffer": config.buffer and absolute(config.buffer)}
-    config = config.model_copy(update=places)  # so that it can be resumed from anywhere
+    if not as_written:
+        config = config.model_copy(
+            update={"data": absolute(config.data), "buffer": config.buffer and absolute(config.buffer)}
+        )
     progress = progress or Progress(say)
     for line in said:
         progress.say(line)
@@ -122,7 +133,14 @@ def _loaded(config: RunConfig, progress: Progress) -> tuple[Simulation, list[str
     return context, lines
 
 
-def resume(folder: Path, *, exact: bool = False, say: Say = print, progress: Progress | None = None) -> RunResult:
+def resume(
+    folder: Path,
+    *,
+    exact: bool = False,
+    say: Say = print,
+    progress: Progress | None = None,
+    images_of: RunConfig | None = None,
+) -> RunResult:
     """Resume a run from its last checkpoint, bit for bit; the result of a finished run is only read.
 
     Args:
@@ -130,6 +148,7 @@ def resume(folder: Path, *, exact: bool = False, say: Say = print, progress: Pro
         exact: other kernels, threads, versions or instructions than the run began with are an error, not a warning.
         say: receives the lines of progress.
         progress: shows more than lines (a bar, for example); replaces ``say``.
+        images_of: settings that say where the images are now, if not where the run's own settings say.
 
     Raises:
         RunError: the folder is not a run, or its settings or data have changed; says what to do.
@@ -140,6 +159,9 @@ def resume(folder: Path, *, exact: bool = False, say: Say = print, progress: Pro
         progress.say(f"{folder} is finished")
         return RunResult.read(folder)
     config = load_run_config(folder)
+    if images_of is not None:
+        places = {name: getattr(images_of, name) for name in ("data", "data_dir", "buffer")}
+        config = config.model_copy(update=places)
     _check(config)
     _check_same_settings(config, found)
     check_surroundings(config, found, progress, exact)
@@ -200,13 +222,8 @@ def _check_same_data(context: Context, folder: RunFolder) -> None:
 
 
 def _images_digest(context: Context) -> str:
-    """Digest of all pixels and labels."""
-    digest = hashlib.sha256()
     public = context.public if isinstance(context, (FleetContext, Simulation)) else None
-    for tensor in (context.train.images, context.train.labels, context.test.images, context.test.labels, public):
-        if tensor is not None:
-            digest.update(tensor.contiguous().numpy().data)
-    return digest.hexdigest()
+    return images_digest(context.train, context.test, public)
 
 
 def environment(context: Context) -> dict[str, object]:

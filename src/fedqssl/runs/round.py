@@ -42,11 +42,19 @@ def server_learning_rate(config: RunConfig, round_number: int) -> float:
 
 
 def sampled(context: Context, round_number: int) -> list[str]:
-    """Names of the clients that take part in a round: a fraction of all, at least ``min_clients``."""
+    """Names of the clients that take part in a round: a fraction of all, at least ``min_clients``.
+
+    They are drawn anew in every round; or, if the algorithm's clients take turns, from a random order of all, which is used up
+    before the next one is drawn. Its last round may repeat clients, so that every round has as many.
+    """
     names = sorted(context.bits)
     wanted = context.config.participants(len(names))
-    order = torch.randperm(len(names), generator=generator(context.config.seed, "sampling", round_number))
-    return sorted(names[i] for i in order[:wanted].tolist())
+    drawn, first = round_number, 0
+    if context.algorithm.takes_turns:
+        drawn, turn = divmod(round_number, -(-len(names) // wanted))
+        first = min(turn * wanted, len(names) - wanted)
+    order = torch.randperm(len(names), generator=generator(context.config.seed, "sampling", drawn))
+    return sorted(names[i] for i in order[first : first + wanted].tolist())
 
 
 def first_checkpoint(context: Context) -> Checkpoint:
@@ -73,7 +81,7 @@ def play_round(
     operators = ServerOperators(
         context, pool, round_number, lr, server_learning_rate(config, round_number), before.aggregated
     )
-    after = _server_round(operators, before.server_state, _arrived(context, names, valid))
+    after = _server_round(operators, before.server_state, _arrived(context, names, valid, sent))
     rejected |= after.round.rejected
     _enough(context, round_number, len(valid) - len(after.round.rejected), rejected)
     seconds = [metrics.seconds for _, metrics in replies.values()]
@@ -162,7 +170,7 @@ def _validated(context: Context, replies: Replies) -> tuple[Replies, dict[str, s
     return valid, rejected
 
 
-def _arrived(context: Context, names: list[str], valid: Replies) -> Arrived:
+def _arrived(context: Context, names: list[str], valid: Replies, sent: Mapping[str, bytes]) -> Arrived:
     config = context.config
     return Arrived(
         payloads={n: payload for n, (payload, _) in valid.items()},
@@ -172,6 +180,7 @@ def _arrived(context: Context, names: list[str], valid: Replies) -> Arrived:
         local_epochs=config.local_epochs,
         local_steps=config.local_steps,
         temperature=config.aggregation.temperature,
+        sent=sent,
     )
 
 

@@ -56,7 +56,9 @@ def run_cell(cell: Cell, out: Path, progress: Progress) -> RunResult:
     if state is State.DONE:
         return read_result(folder)
     quiet = Quiet(progress, cell.name)
-    return resume(folder, progress=quiet) if state is State.BEGUN else start(cell.config, folder, progress=quiet)
+    if state is State.BEGUN:
+        return resume(folder, progress=quiet, images_of=cell.config)
+    return start(cell.config, folder, progress=quiet, as_written=True)
 
 
 def attempt(cell: Cell, out: Path, progress: Progress) -> CellOutcome:

@@ -14,6 +14,7 @@ from fedqssl.studies.paper import paper
 from fedqssl.studies.paper.catalogue import EXPERIMENTS, FIGURES, TABLES, AblationFigure, Row
 from fedqssl.studies.paper.figures import plot
 from fedqssl.studies.paper.plan import Plan
+from fedqssl.studies.paper.reproduce import request
 from fedqssl.studies.paper.scales import SCALES, SMALL
 from fedqssl.studies.paper.tables import fill
 
@@ -50,10 +51,28 @@ def test_the_papers_numbers_are_verbatim():
 def test_every_table_has_the_papers_rows_and_controls_and_only_known_algorithms():
     for table in TABLES.values():
         rows = {(row.algorithm, row.precision) for row in table.rows}
-        assert set(table.paper) <= rows and len(rows) == len(table.rows)
+        assert set(table.paper) <= rows and len(set(table.rows)) == len(table.rows)
         assert {"server_only", "untrained"} <= {row.algorithm for row in table.rows}
-    ours = {"fed_refine", "fed_distill"}  # not in the paper
+    ours = {"fed_refine", "fed_distill", "fed_seq"}  # neither in the paper nor our default
     assert {row.algorithm for e in EXPERIMENTS.values() for row in e.rows} == set(ALGORITHMS) - ours
+
+
+def test_scale_medium_compares_at_equal_work():
+    """Every row: the same steps of each client and of the server in all, the same images, network and evaluation."""
+    plan = Plan(SCALES["medium"], {})
+    cells = {row: plan.cell("cifar10", row, 0).config for row in TABLES["table_plus"].rows}
+    for row, config in cells.items():
+        once = row.algorithm == "untrained"
+        turns = config.fraction * config.rounds
+        assert once or (turns * config.local_steps >= 1000 and turns == 25), row
+        assert once or config.rounds * config.server.steps == 500, row
+        assert config.images is None and (config.model, config.batch_size, config.features) == ("resnet9", 32, "stages")
+        assert (config.evaluation.classifier, config.evaluation.probe) == ("regression", "cross_validated")
+        assert (config.buffer, config.buffer_images) == (("cifar100", 500) if row.foreign else (None, 500))
+        assert row.foreign or config.buffer_ratio == 0.01
+    assert len({plan.cell("cifar10", row, 0).name for row in cells}) == len(cells)
+    with pytest.raises(ValueError, match="table_plus is not run at scale small; experiments there: table1, "):
+        request(["table_plus"], "small")
 
 
 @pytest.mark.parametrize("name", ["small", "paper"])

@@ -57,7 +57,7 @@ def _measured(rate: float, alpha: float, g: float) -> dict:
     variance = {n: [1.0] for n in (*names, "uniform on gauss", "uniform on laplace")}
     x = {f"weight alpha {r}": Estimate(alpha, alpha, alpha) for r in ("small", "large")}
     x |= {f"weight G {r}": Estimate(g, g, g) for r in ("small", "large")}
-    x |= {"server alpha small": Estimate(alpha, alpha, alpha), "gradient G": Estimate(2, 2, 2)}
+    x |= {"server alpha small": Estimate(alpha, alpha, alpha)}
     return judge(Curves((4,), variance, e), x, True)
 
 

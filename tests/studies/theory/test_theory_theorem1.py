@@ -11,7 +11,7 @@ from fedqssl.studies.theory.fedavg import Steps, TheoryPrecision, initial_weight
 from fedqssl.studies.theory.model import covariance, gradient, minimum, objective, weak_convexity
 from fedqssl.studies.theory.moreau import check_smoothness, moreau
 from fedqssl.studies.theory.randomness import generator
-from fedqssl.studies.theory.theorem1 import Case, cases, compare, make_problem, run_case
+from fedqssl.studies.theory.theorem1 import Case, Sides, _limit, cases, compare, make_problem, run_case
 
 SMALL = Settings(dim=12, clients=3, bits=(3, 8), rounds=30, seeds=3)
 
@@ -142,6 +142,20 @@ def test_both_sides_by_hand() -> None:
     assert float(sides.rhs[-1]) == pytest.approx(bar / (bar - rho) * top / sum(alphas))
     assert float(sides.rhs_printed[-1]) == pytest.approx(float(sides.rhs[-1]) / bar)
     assert sides.floor == pytest.approx(bar / (bar - rho) * bar * 3 * Gq2)
+
+
+def _bounded(*last: float) -> dict[str, Sides]:
+    """Made-up results whose bounds end at these values: 5 bits, 12 bits, full precision."""
+    names = ("5 bits, constant", "12 bits, constant", "full precision, constant")
+    ones = torch.ones(2)
+    return {n: Sides(ones, ones, ones * value, ones, 1, 1, 0, 0, 0) for n, value in zip(names, last, strict=True)}
+
+
+def test_the_bound_need_not_tend_to_that_of_plain_sgd() -> None:
+    """The claim is about the most bits, and fails if their bound stays away from that of full precision."""
+    assert _limit(_bounded(50.0, 10.2, 10.0))["holds"]
+    assert not _limit(_bounded(10.0, 11.0, 10.0))["holds"]
+    assert "1.100 (12 bits, constant)" in str(_limit(_bounded(10.0, 11.0, 10.0))["measured"])
 
 
 def test_cases_cover_both_steps_full_precision_local_steps_and_mixed_bits() -> None:

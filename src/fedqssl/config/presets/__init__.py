@@ -20,7 +20,7 @@ def _read(name: str) -> Preset:
     return Preset(name, text.partition("\n")[0].lstrip("# "), text)
 
 
-NAMES = ("quickstart", "photos", "smoke", "cifar10-small", "cifar10-paper", "cifar100-paper")
+NAMES = ("quickstart", "photos", "smoke", "cifar10-small", "cifar10-medium", "cifar10-paper", "cifar100-paper")
 PRESETS: dict[str, Preset] = {name: _read(name) for name in NAMES}
 
 __all__ = ["NAMES", "PRESETS", "Preset"]

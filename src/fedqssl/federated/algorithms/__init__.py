@@ -7,7 +7,9 @@ from fedqssl.federated.algorithms.fed_distill import FED_DISTILL
 from fedqssl.federated.algorithms.fed_paq import FED_PAQ
 from fedqssl.federated.algorithms.fed_prox import FED_PROX
 from fedqssl.federated.algorithms.fed_qssl import FED_QSSL
+from fedqssl.federated.algorithms.fed_qssl_plus import FED_QSSL_PLUS
 from fedqssl.federated.algorithms.fed_refine import FED_REFINE
+from fedqssl.federated.algorithms.fed_seq import FED_SEQ
 from fedqssl.federated.algorithms.fed_simclr import FED_SIMCLR
 from fedqssl.federated.algorithms.fed_simsiam import FED_SIMSIAM
 from fedqssl.federated.algorithms.local_only import LOCAL_ONLY
@@ -19,8 +21,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     a.name: a
     for a in (
         FED_QSSL,
+        FED_QSSL_PLUS,
         FED_REFINE,
         FED_DISTILL,
+        FED_SEQ,
         FED_SIMCLR,
         FED_SIMSIAM,
         FED_AVG,

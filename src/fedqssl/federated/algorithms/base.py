@@ -18,7 +18,10 @@ from fedqssl.federated.state import State
 
 @dataclass(frozen=True)
 class Arrived:
-    """What arrives at the server in a round: valid uploads and sizes by client, and the run's settings for the server."""
+    """What arrives at the server in a round: valid uploads and sizes by client, and the run's settings for the server.
+
+    ``sent`` holds what the clients of the round received, by client.
+    """
 
     payloads: Mapping[str, bytes]
     samples: Mapping[str, int]
@@ -27,6 +30,7 @@ class Arrived:
     local_epochs: int | None = 1
     local_steps: int | None = None
     temperature: float = 1.0
+    sent: Mapping[str, bytes] = field(default_factory=dict)
 
     def shares(self, clients: Iterable[str] | None = None) -> dict[str, float]:
         """``|D_k| / |D|`` over the clients that replied, or over some of them."""
@@ -50,6 +54,8 @@ class Round:
         server_loss: loss of the server's training of one model.
         rejected: why valid uploads were left out, by client.
         parts: the states by client whose average, with ``weights``, is the aggregate, for optimisers that need their spread.
+        tensor_weights: weights by client and tensor, where those of a tensor or of its entries are not ``weights``
+            (``aggregation.weights``); ``weights`` are then their means.
         step_size: of the server's optimiser, if it chose one.
         served: the state that is evaluated, and handed out after the last round, if it is not the aggregate (``server.ema``).
     """
@@ -65,6 +71,7 @@ class Round:
     refine: Callable[[State], tuple[State, float]] | None = None
     parts: Mapping[str, State] = field(default_factory=dict)
     step_size: float | None = None
+    tensor_weights: Mapping[str, State] = field(default_factory=dict)
 
 
 Server = Callable[[ServerState, Arrived, ServerOperators], tuple[ServerState, Round]]
@@ -99,6 +106,7 @@ class Algorithm:
         revision: increased by one when a change to the algorithm changes its accuracies, so that old and new runs are not
             compared by mistake.
         control: whether it exists only for comparison.
+        takes_turns: whether clients take turns if only a ``fraction`` of them trains in a round; otherwise they are drawn anew.
     """
 
     name: str
@@ -116,6 +124,7 @@ class Algorithm:
     keeps: Literal["", "proximal", "update"] = ""
     revision: int = 0
     control: bool = False
+    takes_turns: bool = False
 
 
 __all__ = ["Algorithm", "Arrived", "Round", "Server", "ServerOperators", "ServerState", "remembers_nothing"]

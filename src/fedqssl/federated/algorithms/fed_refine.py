@@ -11,29 +11,30 @@ spends all of them on the one model, so that they follow each other:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from fedqssl.config import RunConfig
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
+from fedqssl.federated.algorithms.fed_avg import plain_average
 from fedqssl.federated.algorithms.work import RoundWork, on_one_model
-from fedqssl.federated.server.aggregate import average
 from fedqssl.federated.state import State
 
 
-def fed_refine(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
-    """Average, train the average on the buffer as long as Fed-QSSL's server trains all models together, round to bits."""
-    weights = arrived.shares()
-    states = operators.read(arrived.payloads)
+def on_the_buffer(arrived: Arrived, operators: ServerOperators) -> Callable[[State], tuple[State, float]] | None:
+    """Training of one model on the buffer, as long as Fed-QSSL's server trains all models together; None without steps."""
     steps = operators.server_steps(len(arrived.payloads))
 
     def refine(w: State) -> tuple[State, float]:
         return operators.train(w, "buffer", steps=steps)
 
-    return state, Round(
-        average(states, weights),
-        operators.round_to_bits,
-        weights=weights,
-        parts=states,
-        refine=refine if steps else None,
-    )
+    return refine if steps else None
+
+
+def fed_refine(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
+    """Average, train the average on the buffer, round to bits."""
+    state, found = plain_average(state, arrived, operators)
+    return state, replace(found, refine=on_the_buffer(arrived, operators))
 
 
 def _work(config: RunConfig, participants: int) -> RoundWork:

@@ -1,4 +1,8 @@
-"""Wrappers for the server part of any algorithm: momentum, Adam, a moving average over rounds; one file each."""
+"""Wrappers for the server part of any algorithm, one file each.
+
+Other weights (``bits``, ``agreement``, ``mask``), then a step (``momentum``, ``adam``, ``fedexp``), then an average over rounds
+(``ema``); ``configured`` puts them together.
+"""
 
 from fedqssl.federated.optimizers.configured import configured_server
 

@@ -1,4 +1,4 @@
-"""The server part of a run: its algorithm's, with the configured optimiser, the refinement and the moving average."""
+"""The server part of a run: its algorithm's, with the configured weights, optimiser, refinement and moving average."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from dataclasses import replace
 from fedqssl.config import ConfigError, RunConfig
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Server, ServerOperators, ServerState
 from fedqssl.federated.optimizers.adam import with_adam
+from fedqssl.federated.optimizers.agreement import with_weights_by_agreement
+from fedqssl.federated.optimizers.bits import with_weights_by_bits
 from fedqssl.federated.optimizers.ema import with_ema
 from fedqssl.federated.optimizers.fedexp import with_fedexp
+from fedqssl.federated.optimizers.mask import with_mask
 from fedqssl.federated.optimizers.momentum import with_momentum
 
 DEFAULT_LR = {"momentum": 1.0, "adam": 0.01, "fedexp": 3.0}
+WEIGHTS = {"bits": with_weights_by_bits, "agreement": with_weights_by_agreement, "mask": with_mask}
 
 
 def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
-    """``server.optimizer`` steps from the model before the round, the algorithm refines the result, ``server.ema`` averages it.
+    """The algorithm's server part with what the settings put around it.
+
+    ``aggregation.weights`` averages once more, ``server.optimizer`` steps from the model before the round towards the result, the
+    algorithm refines it, ``server.ema`` averages over rounds.
 
     Raises:
         ConfigError: the algorithm aggregates nothing that could be stepped or averaged.
     """
-    server, settings = algorithm.server, config.server
+    server, settings = _weighted(algorithm, config), config.server
     if not algorithm.federates and (settings.optimizer != "none" or settings.ema):
         raise ConfigError(f"{algorithm.name} has no aggregated model, so server.optimizer and server.ema must stay off")
     if settings.optimizer != "none":
@@ -34,6 +41,16 @@ def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
             server = wrap(server, settings.momentum, lr)
     server = _refined(server)
     return with_ema(server, settings.ema) if settings.ema else server
+
+
+def _weighted(algorithm: Algorithm, config: RunConfig) -> Server:
+    """The server part with ``aggregation.weights``."""
+    chosen = config.aggregation.weights
+    if chosen == "algorithm":
+        return algorithm.server
+    if not (algorithm.has_clients and algorithm.federates):
+        raise ConfigError(f"{algorithm.name} averages no clients' models, so aggregation.weights must stay 'algorithm'")
+    return WEIGHTS[chosen](algorithm.server)
 
 
 def _refined(server: Server) -> Server:

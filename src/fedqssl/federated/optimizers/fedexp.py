@@ -38,12 +38,19 @@ def with_fedexp(server: Server, largest: float) -> Server:
             raise ValueError(f"server.optimizer = {NAME!r} needs an algorithm that averages its clients' models")
         before = operators.before()
         d = step_from(before, found.aggregate)
-        spread = math.fsum(found.weights[n] * _squared(step_from(before, w)) for n, w in sorted(found.parts.items()))
+        spread = math.fsum(_weighed(step_from(before, w), n, found) for n, w in sorted(found.parts.items()))
         eta = step_size(spread, _squared(d), largest)
         moved = added_to(before, {n: eta * x for n, x in d.items()}, found.aggregate) if eta > 1 else found.aggregate
         return state, replace(found, aggregate=moved, step_size=eta)
 
     return stepped
+
+
+def _weighed(step: State, client: str, found: Round) -> float:
+    """``p_i |d_i|^2``, with the weights of single tensors where there are any."""
+    own, p = found.tensor_weights.get(client, {}), found.weights[client]
+    weighed = math.fsum(float((own[n] * x.double().square()).sum()) for n, x in step.items() if n in own)
+    return weighed + p * _squared({n: x for n, x in step.items() if n not in own})
 
 
 def _squared(step: State) -> float:

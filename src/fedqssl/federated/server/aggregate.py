@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from fedqssl.federated.state import State
+from fedqssl.lowbit.policy import is_statistic
 
 
 def softmax_weights(losses: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
@@ -21,6 +23,22 @@ def softmax_weights(losses: Mapping[str, float], temperature: float = 1.0) -> di
     exponentials = {n: math.exp((lowest - losses[n]) / temperature) for n in sorted(losses)}
     total = math.fsum(exponentials.values())
     return {n: e / total for n, e in exponentials.items()}
+
+
+def with_updates(before: State, received: Mapping[str, State], states: Mapping[str, State]) -> dict[str, State]:
+    """``w + (w_k - Q_k(w))`` by client: what a client changed in the model that it received, added to the server's own.
+
+    A client receives the server's model w rounded to its bits, ``Q_k(w)``. That rounding is the same for all clients of these
+    bits, so that an average of the models ``w_k`` would keep it; it is left out here. What is measured (batch-norm statistics,
+    activation ranges) is the client's.
+    """
+    return {n: {key: _updated(key, x, before, received[n]) for key, x in w.items()} for n, w in states.items()}
+
+
+def _updated(key: str, x: Tensor, before: State, received: State) -> Tensor:
+    if is_statistic(key) or key not in before or key not in received:
+        return x
+    return (before[key].double() + x.double() - received[key].double()).float()
 
 
 def average(states: Mapping[str, State], weights: Mapping[str, float]) -> State:

@@ -19,6 +19,7 @@ from fedqssl.federated.server.requantize import requantize
 from fedqssl.federated.state import State, read_payload
 from fedqssl.federated.task import Loss, Task
 from fedqssl.lowbit import NonFiniteError, load_bytes
+from fedqssl.lowbit.optim import ScalePolicy
 
 Where = Literal["buffer", "everywhere"]
 
@@ -76,8 +77,13 @@ def _embed(context: ServerContext, bits: int, payload: bytes) -> Tensor:
     return extract_features(model, context.buffer())
 
 
-def _requantize(context: ServerContext, bits: int, state: State, round_number: int, lr: float, epochs: int) -> bytes:
-    return requantize(state, bits, context.buffer(), context.task, round_number, epochs, lr)
+def requantize_as_configured(
+    context: ServerContext, bits: int, state: State, round_number: int, lr: float, epochs: int
+) -> bytes:
+    """A state in so many bits, as the run's settings say; ``lowbit.scale`` counts only where it is ``grow``."""
+    start, scale = context.config.server.requantize_start, context.config.lowbit.scale
+    kept: ScalePolicy = "grow" if scale == "grow" else "round"
+    return requantize(state, bits, context.buffer(), context.task, round_number, epochs, lr, start, kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +142,7 @@ class ServerOperators:
         count = self.context.config.server.requantize_epochs if epochs is None else epochs
         bits = sorted(set(self.context.bits.values()))
         jobs = {b: (b, state, self.round_number, self.server_lr, count) for b in bits}
-        made = self.jobs.run("re-quantize", _requantize, jobs)
+        made = self.jobs.run("re-quantize", requantize_as_configured, jobs)
         return {name: made[b] for name, b in self.context.bits.items()}
 
     def round_to_bits(self, state: State) -> dict[str, bytes]:
@@ -172,4 +178,4 @@ class ServerOperators:
         return settle(state, self.context.buffer(), self.context.task)
 
 
-__all__ = ["Jobs", "ServerOperators", "Where"]
+__all__ = ["Jobs", "ServerOperators", "Where", "requantize_as_configured"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, fx
 
@@ -10,19 +12,34 @@ from fedqssl.federated.state import State, read_state, write_state
 from fedqssl.federated.task import Task, batches, train_epoch
 from fedqssl.lowbit import LowBitSGD, to_bytes
 from fedqssl.lowbit.layers import RangeCodes
+from fedqssl.lowbit.optim import ScalePolicy
+
+RequantizeStart = Literal["average", "codes"]
 
 
-def requantize(state: State, bits: int, buffer: Tensor, task: Task, round_number: int, epochs: int, lr: float) -> bytes:
+def requantize(
+    state: State,
+    bits: int,
+    buffer: Tensor,
+    task: Task,
+    round_number: int,
+    epochs: int,
+    lr: float,
+    start: RequantizeStart = "average",
+    scale: ScalePolicy = "grow",
+) -> bytes:
     """The s-bit model of an aggregated state; made once per bitwidth and shared by all clients of these bits.
 
-    The server has full precision, so the fine-tuning keeps float shadow weights (rule ``latent``); only codes are sent.
-    At 32 bits it is the identity.
+    The server has full precision, so the fine-tuning keeps float copies of the weights (rule ``latent``), which start at the
+    aggregate (``average``) or at what its codes stand for (``codes``); only codes are sent. At 32 bits it is the identity.
     """
     model = task.converted(bits)
     write_state(model, state)
     if bits != 32 and epochs:
         seed = derived_seed(task.seed, "re-quantization rounding", bits, round_number)
-        opt = LowBitSGD(model, lr, rule="latent", seed=seed)
+        opt = LowBitSGD(model, lr, rule="latent", scale=scale, seed=seed)
+        if start == "average":
+            opt.start_at(state)
         draws = generator(task.seed, "re-quantization", round_number)
         for _ in range(epochs):
             train_epoch(model, opt, buffer, task, draws)

@@ -1,9 +1,9 @@
-"""What each table and figure of the paper consists of; and our own: ``table_low``, ``figure_server``, ``figure_temperature``."""
+"""What the tables and figures of the paper consist of; and our own, which ``table_plus`` leads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from fedqssl.federated.algorithms import get_algorithm
 from fedqssl.studies.paper import paper
@@ -16,16 +16,22 @@ CONTROLS = ("local_only", "server_only", "central", "untrained")
 
 @dataclass(frozen=True)
 class Row:
-    """An algorithm at a precision (a key of ``Scale.bits``)."""
+    """An algorithm at a precision (a key of ``Scale.bits``); ``foreign``: the buffer is not from the clients' dataset."""
 
     algorithm: str
     precision: str
+    foreign: bool = False
 
     @property
     def title(self) -> str:
         """As the paper prints it."""
         name = get_algorithm(self.algorithm).title
-        return f"{name} (Full)" if self.precision == "full" else name
+        remarks = (["Full"] if self.precision == "full" else []) + (["foreign buffer"] if self.foreign else [])
+        return f"{name} ({', '.join(remarks)})" if remarks else name
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values; ``foreign`` only where it holds."""
+        return {k: v for k, v in asdict(self).items() if v is not False}
 
 
 DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
@@ -36,7 +42,10 @@ EMBEDDED = ("scenes", "digits")
 
 @dataclass(frozen=True)
 class Table:
-    """One table: rows in groups that a line separates; the ``title`` leaves out the dataset, which a scale may replace."""
+    """One table: rows in groups that a line separates; the ``title`` leaves out the dataset, which a scale may replace.
+
+    ``method`` is the algorithm that the others are compared with; ``scales`` those at which the table is run, all if empty.
+    """
 
     name: str
     title: str
@@ -44,6 +53,8 @@ class Table:
     precision: str
     groups: tuple[tuple[Row, ...], ...]
     paper: paper.Accuracies = field(default_factory=dict)
+    method: str = "fed_qssl"
+    scales: tuple[str, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -98,8 +109,8 @@ CLIENTS = {
 """What a precision means, as titles print it."""
 
 
-def _rows(algorithms: tuple[str, ...], precision: str) -> tuple[Row, ...]:
-    return tuple(Row(algorithm, precision) for algorithm in algorithms)
+def _rows(algorithms: tuple[str, ...], precision: str, foreign: bool = False) -> tuple[Row, ...]:
+    return tuple(Row(algorithm, precision, foreign) for algorithm in algorithms)
 
 
 def _of_paper(name: str, dataset: str, precision: str, algorithms: tuple[str, ...], numbers: paper.Accuracies) -> Table:
@@ -107,6 +118,15 @@ def _of_paper(name: str, dataset: str, precision: str, algorithms: tuple[str, ..
     groups = (_rows(algorithms, precision), _rows(FULL, "full"), _rows(CONTROLS, precision))
     return Table(name, CLIENTS[precision], dataset, precision, groups, numbers)
 
+
+def _of_our_own(name: str, precision: str, groups: tuple[tuple[Row, ...], ...]) -> Table:
+    """A table about our own algorithm, for runs that are long enough to tell."""
+    scales = ("smoke", "medium")
+    return Table(name, CLIENTS[precision], "cifar10", precision, groups, method="fed_qssl_plus", scales=scales)
+
+
+_PLUS = ("fed_qssl_plus", "fed_qssl", "fed_simclr")
+_FOREIGN = ("fed_qssl_plus", "fed_qssl", "server_only")
 
 TABLES: dict[str, Table] = {
     table.name: table
@@ -117,6 +137,19 @@ TABLES: dict[str, Table] = {
         Table(
             *("table_low", CLIENTS["low"], "cifar10", "low"),
             groups=(_rows(("fed_simclr", "fed_qssl"), "low"), _rows(("server_only", "untrained"), "low")),
+        ),
+        _of_our_own(
+            *("table_plus", "config1"),
+            (
+                _rows(_PLUS, "config1"),
+                _rows(_PLUS, "full"),
+                _rows(CONTROLS, "config1"),
+                _rows(_FOREIGN, "config1", True),
+            ),
+        ),
+        _of_our_own(
+            *("table_plus_low", "low"),
+            (_rows(_PLUS, "low"), _rows(("server_only", "untrained"), "low"), _rows(_FOREIGN, "low", True)),
         ),
     )
 }
@@ -172,3 +205,14 @@ FIGURES: dict[str, AblationFigure | CostFigure] = {
 }
 
 EXPERIMENTS: Mapping[str, Experiment] = {**TABLES, **FIGURES}
+
+
+def at_scale(experiment: Experiment, scale: str) -> bool:
+    """Whether an experiment is run at this scale."""
+    return not isinstance(experiment, Table) or not experiment.scales or scale in experiment.scales
+
+
+def datasets_of(experiment: Experiment) -> tuple[str, ...]:
+    """The paper's datasets that an experiment uses: its own, and CIFAR-100 for foreign buffers."""
+    foreign = any(row.foreign for row in experiment.rows)
+    return (experiment.dataset, "cifar100") if foreign else (experiment.dataset,)

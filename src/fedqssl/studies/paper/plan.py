@@ -16,6 +16,9 @@ from fedqssl.studies.paper.scales import Scale
 AS_IN_THE_PAPER = {"evaluation.classifier": "sgd", "evaluation.probe": "fixed", "evaluation.controls": "none"}
 """Clients train their classifiers by SGD in their bits; the probe is that of earlier cells; tables have their own controls."""
 
+FOREIGN_IMAGES = 500
+"""Images of a buffer that is not from the clients' dataset: as many as scale ``medium`` takes from it elsewhere."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -50,6 +53,8 @@ class Plan:
         if dataset in self.data:
             changes["data"] = self.data[dataset]
             label = base.label if self.data[dataset] == load_config(base.preset, base.changes).data else dataset
+        if row.foreign:
+            changes |= {"buffer": self.data.get("cifar100", self.scale.foreign), "buffer_images": FOREIGN_IMAGES}
         bits = self.scale.bits[row.precision]
         changes |= {"algorithm": row.algorithm, "bits": list(bits), "clients": len(bits), "seed": seed}
         config = load_config(base.preset, changes)
@@ -59,7 +64,8 @@ class Plan:
             moved = load_config(base.preset, layered(changes, points))
             point = "" if moved == config else "".join(f"-{key}={value}" for key, value in points.items())
             config = moved
-        return Cell(f"{label}-{row.precision}-{row.algorithm}{point}-seed{seed}", config)
+        buffer = "-foreign" if row.foreign else ""
+        return Cell(f"{label}-{row.precision}-{row.algorithm}{buffer}{point}-seed{seed}", config)
 
     def points(self, figure: AblationFigure, seed: int) -> list[tuple[Row, float, Cell]]:
         """The cells of an ablation by row and the setting's value."""

@@ -15,7 +15,7 @@ from fedqssl.runs.cells import Cell, CellError, claimed, read_result, state_of
 from fedqssl.runs.measured import seeds_in
 from fedqssl.runs.run_cells import run_cells
 from fedqssl.runs.text_table import Grid, to_csv, write_texts
-from fedqssl.studies.paper.catalogue import DATASETS, EXPERIMENTS, Experiment, Table
+from fedqssl.studies.paper.catalogue import DATASETS, EXPERIMENTS, Experiment, Table, at_scale, datasets_of
 from fedqssl.studies.paper.figures import Plotted, plot
 from fedqssl.studies.paper.plan import Plan
 from fedqssl.studies.paper.scales import SCALES, Scale
@@ -59,7 +59,7 @@ def request(
 
     Args:
         names: tables and figures, or ``all``.
-        scale: ``smoke``, ``small`` or ``paper``.
+        scale: ``smoke``, ``small``, ``medium`` or ``paper``.
         data: where images are: ``SPEC``, or ``cifar10=SPEC`` and ``cifar100=SPEC`` where both are needed.
         seeds: number of seeds: 0, 1, ...
         only: algorithms to run; by default all.
@@ -76,7 +76,11 @@ def request(
         raise ValueError(f"unknown scale {scale!r}{nearest(scale, SCALES)} (scales: {', '.join(SCALES)})")
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, not {seeds}")
-    wanted = EXPERIMENTS if "all" in names else dict.fromkeys(names)
+    here = [name for name, experiment in EXPERIMENTS.items() if at_scale(experiment, scale)]
+    for name in names:
+        if name not in here and name != "all":
+            raise ValueError(f"{name} is not run at scale {scale}; experiments there: {', '.join(here)}")
+    wanted = here if "all" in names else list(dict.fromkeys(names))
     experiments = tuple(EXPERIMENTS[name] for name in wanted)
     algorithms = sorted({row.algorithm for e in experiments for row in e.rows})
     for name in only:
@@ -84,7 +88,7 @@ def request(
             raise ValueError(
                 f"--only: no row has the algorithm {name!r}{nearest(name, algorithms)} (algorithms: {', '.join(algorithms)})"
             )
-    needed = tuple(dict.fromkeys(e.dataset for e in experiments))
+    needed = tuple(dict.fromkeys(name for e in experiments for name in datasets_of(e)))
     found = _data(data, needed)
     if out is not None:
         found = {**_data_of_cells(SCALES[scale], needed, out), **found}

@@ -1,20 +1,19 @@
-"""``table1``, ``table2``, ``table3`` and ``table_low`` from finished cells, with the paper's numbers beside ours."""
+"""Tables from finished cells, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedqssl.federated.algorithms import get_algorithm
 from fedqssl.federated.protocol import protocol
 from fedqssl.runs.measured import Difference, Measured, paired, rounded
 from fedqssl.runs.text_table import Grid, accuracy, to_csv, write_texts
 from fedqssl.studies.paper.catalogue import Row, Table
 from fedqssl.studies.paper.describe import protocol_line, scale_line, settings, tuned_line
 from fedqssl.studies.paper.plan import Plan, measure_row
-
-METHOD = "fed_qssl"
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,9 @@ class Filled:
     found: dict[Row, Measured]
 
     def difference(self, row: Row) -> tuple[Difference | None, Difference | None]:
-        """Fed-QSSL at the row's precision minus the row, global and local, paired by seed."""
-        method = self.found.get(Row(METHOD, row.precision))
-        if method is None or row.algorithm == METHOD:
+        """The table's method with the row's precision and buffer minus the row, global and local, paired by seed."""
+        method = self.found.get(replace(row, algorithm=self.table.method))
+        if method is None or row.algorithm == self.table.method:
             return None, None
         mine = self.found[row]
         return paired(method.globally, mine.globally), paired(method.locally, mine.locally)
@@ -41,15 +40,14 @@ class Filled:
         mine, (ours, theirs) = self.found[row], self.table.paper.get((row.algorithm, row.precision), (None, None))
         wide, near = self.difference(row)
         return {
-            "algorithm": row.algorithm,
-            "precision": row.precision,
+            **row.to_json(),
             **rounded(mine.accuracies()),
             "paper_global": ours,
             "paper_local": theirs,
             "seeds": len(mine.runs),
             "seed_list": sorted(mine.runs),
-            "fed_qssl_minus_global": None if wide is None else rounded(asdict(wide)),
-            "fed_qssl_minus_local": None if near is None else rounded(asdict(near)),
+            f"{self.table.method}_minus_global": None if wide is None else rounded(asdict(wide)),
+            f"{self.table.method}_minus_local": None if near is None else rounded(asdict(near)),
             "local_by_bits": {str(b): round(v, 4) for b, v in mine.by_bits().items()},
             "protocol": protocol(self.plan.cell(self.table.dataset, row, 0).config),
         }
@@ -61,13 +59,13 @@ class Filled:
 
     def to_json(self) -> dict[str, Any]:
         """The contents of ``<name>.json``."""
-        config = self.plan.cell(self.table.dataset, Row(METHOD, self.table.precision), 0).config
+        config = self.plan.cell(self.table.dataset, Row(self.table.method, self.table.precision), 0).config
         return {
             "name": self.table.name,
             "title": self.title,
             "scale": self.plan.scale.name,
             "rows": self.records(),
-            "missing": [asdict(row) for row in self.table.rows if row not in self.found],
+            "missing": [row.to_json() for row in self.table.rows if row not in self.found],
             "protocol": protocol_line(config),
             "settings": settings(self.plan, config),
         }
@@ -116,13 +114,13 @@ class Filled:
         texts = {
             "json": json.dumps(self.to_json(), indent=1) + "\n",
             "md": "\n".join(grid.markdown() for grid in grids),
-            "csv": to_csv([_line(record) for record in self.records()]),
+            "csv": to_csv([_line(record, self.table.method) for record in self.records()]),
             "tex": "\n".join(grid.latex() for grid in grids),
         }
         return write_texts(self.table.name, texts, out)
 
     def differences(self) -> Grid | None:
-        """What Fed-QSSL gains over every other row at the same seeds."""
+        """What the table's method gains over every other row at the same seeds."""
         rows = []
         for row in (row for row in self.table.rows if row in self.found):
             wide, near = self.difference(row)
@@ -131,7 +129,7 @@ class Filled:
         if not rows:
             return None
         return Grid(
-            "Fed-QSSL minus the others at the same precision, in points",
+            f"{get_algorithm(self.table.method).title} minus the others at the same precision, in points",
             ("Algorithm", "Global (95% interval)", "Local (95% interval)", "Seeds in common"),
             (tuple(rows),),
             (
@@ -141,11 +139,11 @@ class Filled:
         )
 
 
-def _line(record: dict[str, Any]) -> dict[str, Any]:
+def _line(record: dict[str, Any], method: str) -> dict[str, Any]:
     """A record of the CSV: the differences in columns of their own, lists as text, the rest unchanged."""
     line = {k: v for k, v in record.items() if not isinstance(v, (dict, list))}
     line["seed_list"] = " ".join(map(str, record["seed_list"]))
-    for key in ("fed_qssl_minus_global", "fed_qssl_minus_local"):
+    for key in (f"{method}_minus_global", f"{method}_minus_local"):
         found = record[key] or {}
         line[key] = found.get("mean")
         line |= {f"{key}_{end}": found.get(end) for end in ("low", "high")}

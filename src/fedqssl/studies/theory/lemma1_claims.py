@@ -76,8 +76,6 @@ def _weights(curves: Curves, x: dict[str, Estimate]) -> dict[str, Claim]:
             measured,
             r.within(expected[0], tolerance) and a.within(expected[1], EXPONENT) and g.within(expected[2], EXPONENT),
         )
-    e = x["gradient G"]
-    found["gradient_size"] = claim("Lemma 1: E||eps_g||^2 ~ G^2", f"exponent {_say(e)}", e.within(2, EXPONENT))
     return found
 
 
