@@ -96,6 +96,11 @@ def is_statistic(name: str) -> bool:
     return name.endswith(_MEASURED)
 
 
+def is_variance(name: str) -> bool:
+    """Whether a tensor holds the variances of a batch norm."""
+    return name.endswith(".running_var")
+
+
 def is_weight(x: Tensor) -> bool:
     """Whether a float tensor is the weight of a layer, which clients hold in their bits; batch norm and biases are vectors."""
     return x.dim() > 1

@@ -316,6 +316,8 @@ def _warn(line: dict[str, object], progress: Progress) -> None:
     assert isinstance(rejected, dict)
     for name, why in sorted(rejected.items()):
         progress.say(f"warning: the update of {name} was not used: {why}")
+    if why := line.get("round_rejected"):
+        progress.say(f"warning: round {line['round']} was rejected, and the model before it is kept: {why}")
     if isinstance(collapse, dict):
         warning = Collapse(**collapse).warning()
         if warning:

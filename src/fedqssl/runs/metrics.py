@@ -39,6 +39,8 @@ def _as_expected(key: str, value: Any) -> bool:
         return all(isinstance(losses, list) and all(map(_number_or_none, losses)) for losses in lists)
     if key == "rejected":
         return isinstance(value, dict) and all(isinstance(why, str) for why in value.values())
+    if key == "round_rejected":
+        return isinstance(value, str)
     if key == "collapse":
         known = isinstance(value, dict) and value.keys() == set(_COLLAPSE)
         return value is None or (known and all(map(is_number, value.values())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,15 +15,21 @@ from fedqssl.config import RunConfig
 from fedqssl.engines.engine import Engine, Replies
 from fedqssl.engines.pool import Pool
 from fedqssl.federated.algorithms import Arrived, Round
+from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.context import Context
 from fedqssl.federated.optimizers import configured_server
 from fedqssl.federated.randomness import generator
+from fedqssl.federated.server.aggregate import NothingToAggregateError
 from fedqssl.federated.server.operators import ServerOperators
+from fedqssl.federated.server.plausible import check_values
+from fedqssl.federated.server.usable import check_usable
 from fedqssl.federated.server_state import ServerState
-from fedqssl.federated.state import State, read_state, write_state
-from fedqssl.lowbit import ContainerError, NonFiniteError, to_bytes
+from fedqssl.federated.state import State, read_payload, read_state, write_state
+from fedqssl.lowbit import ContainerError, to_bytes
 from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
 from fedqssl.runs.folder import Checkpoint, RunError, RunTotals
+from fedqssl.runs.metrics import LARGEST
+from fedqssl.runs.rescue import change, without_culprits
 
 
 def learning_rate(config: RunConfig, round_number: int) -> float:
@@ -75,15 +81,15 @@ def play_round(
     began = time.monotonic()
     replies, failed = engine.train_clients(sent, context.job(round_number, lr))
     server_began = time.monotonic()
-    valid, rejected = _validated(context, replies)
+    valid, rejected, implausible = _validated(context, replies, sent)
     rejected |= failed
-    _enough(context, round_number, len(valid), rejected)
+    _enough(context, round_number, len(valid) + len(implausible), rejected)
     operators = ServerOperators(
         context, pool, round_number, lr, server_learning_rate(config, round_number), before.aggregated
     )
-    after = _server_round(operators, before.server_state, _arrived(context, names, valid, sent))
+    rejected |= implausible
+    after = _after(operators, before, _arrived(context, names, valid, sent))
     rejected |= after.round.rejected
-    _enough(context, round_number, len(valid) - len(after.round.rejected), rejected)
     seconds = [metrics.seconds for _, metrics in replies.values()]
     spent = sum(seconds), time.monotonic() - server_began
     received = {n: payload for n, (payload, _) in replies.items()}
@@ -95,19 +101,66 @@ def play_round(
     line = _line(round_number + 1, lr, after.round, valid) | {"rejected": rejected}
     line |= {"bytes_up": sum(map(len, received.values())), "bytes_down": sum(map(len, sent.values()))}
     line |= {"client_seconds": spent[0], "server_seconds": spent[1]}
+    line |= {"round_rejected": after.kept} if after.kept else {}
     line |= {"slowest_client_seconds": max(seconds, default=0.0), "clients_wall_seconds": server_began - began}
     return checkpoint, line | _monitors(context, after.served, round_number + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class _After:
-    """The outcome of a round: the server's state, the next models to send, and the model to evaluate."""
+    """The outcome of a round: the server's state, the next models to send, and the model to evaluate.
+
+    ``kept`` says why the round keeps the model before it, if it does.
+    """
 
     round: Round
     state: ServerState
     payloads: Mapping[str, bytes]
     aggregated: bytes | None
     served: fx.GraphModule | None
+    kept: str | None = None
+
+
+def _after(operators: ServerOperators, before: Checkpoint, arrived: Arrived) -> _After:
+    """The server's part, without uploads that make it impossible; without enough others, the model before the round."""
+    context = operators.context
+    assert isinstance(context, Context)
+    least = context.config.min_clients if context.algorithm.has_clients else 0
+
+    def play(some: Arrived) -> _After:
+        if len(some.payloads) < least:
+            raise NothingToAggregateError(_too_few(len(some.payloads), least))
+        return _server_round(operators, before.server_state, some)
+
+    after, culprits, why = without_culprits(play, arrived, lambda name: _change(context, name, arrived), least)
+    if after is None:
+        if not context.algorithm.has_clients:
+            raise RunError(
+                f"round {operators.round_number + 1}: the server's training diverged ({why}); lower server.lr"
+            )
+        return _kept(context, before, f"{why}")
+    rejected = {**culprits, **after.round.rejected}
+    if least and len(arrived.payloads) - len(rejected) < least:
+        return _kept(context, before, _too_few(len(arrived.payloads) - len(rejected), least), rejected)
+    return replace(after, round=replace(after.round, rejected=rejected))
+
+
+def _too_few(valid: int, least: int) -> str:
+    return f"{valid} valid updates, fewer than min_clients = {least}"
+
+
+def _change(context: Context, name: str, arrived: Arrived) -> float:
+    received = read_payload(arrived.sent[name], context.bits[name], context.task)
+    model = context.algorithm.model_in(arrived.payloads[name], received, context.bits[name], context.task)
+    return 0.0 if model is None else change(received, model)
+
+
+def _kept(context: Context, before: Checkpoint, why: str, rejected: Mapping[str, str] | None = None) -> _After:
+    """The outcome of a round that changes nothing."""
+    model = None
+    if before.aggregated is not None:
+        model = full_precision(context, read_payload(before.aggregated, 32, context.task))
+    return _After(Round(None, rejected=rejected or {}), before.server_state, {}, before.aggregated, model, why)
 
 
 def _server_round(operators: ServerOperators, state: ServerState, arrived: Arrived) -> _After:
@@ -115,19 +168,15 @@ def _server_round(operators: ServerOperators, state: ServerState, arrived: Arriv
     context, round_number = operators.context, operators.round_number
     assert isinstance(context, Context)
     server = configured_server(context.algorithm, context.config)
-    try:
-        state, found = server(state, arrived, operators)
-        if found.aggregate is None:
-            return _After(found, state, found.payloads, None, None)
-        last = round_number + 1 == context.config.rounds
-        served = found.aggregate if found.served is None else found.served
-        w = served if last else found.aggregate
-        assert found.hand_out is not None, "an algorithm that returns an aggregate must also return hand_out"
-        payloads = found.hand_out(w)
-    except NonFiniteError as error:
-        raise RunError(
-            f"round {round_number + 1}: the server's training diverged ({error}); lower server.lr"
-        ) from error
+    state, found = server(state, arrived, operators)
+    if found.aggregate is None:
+        return _After(found, state, found.payloads, None, None)
+    check_usable(found.aggregate, operators.before(), context.buffer(), context.task)
+    last = round_number + 1 == context.config.rounds
+    served = found.aggregate if found.served is None else found.served
+    w = served if last else found.aggregate
+    assert found.hand_out is not None, "an algorithm that returns an aggregate must also return hand_out"
+    payloads = found.hand_out(w)
     model = full_precision(context, served)
     aggregated = to_bytes(model if w is served else full_precision(context, w))
     return _After(found, state, payloads, aggregated, model)
@@ -158,16 +207,34 @@ def _monitors(context: Context, served: fx.GraphModule | None, number: int) -> d
     return {"knn": knn_monitor(context, served), "collapse": collapse_monitor(context, served).to_json()}
 
 
-def _validated(context: Context, replies: Replies) -> tuple[Replies, dict[str, str]]:
-    """Uploads that the server may use, and why the others were rejected."""
-    valid, rejected = {}, {}
+def _validated(
+    context: Context, replies: Replies, sent: Mapping[str, bytes]
+) -> tuple[Replies, dict[str, str], dict[str, str]]:
+    """Uploads that the server may use, and why the others were rejected: not valid, or valid but not plausible."""
+    valid, rejected, implausible = {}, {}, {}
     for name, reply in replies.items():
         try:
             context.algorithm.check(reply[0], context.bits[name], context.task)
-            valid[name] = reply
         except ContainerError as error:
             rejected[name] = str(error)
-    return valid, rejected
+            continue
+        try:
+            _check_plausible(context, name, reply, sent[name])
+            valid[name] = reply
+        except ContainerError as error:
+            implausible[name] = str(error)
+    return valid, rejected, implausible
+
+
+def _check_plausible(context: Context, name: str, reply: tuple[bytes, ClientMetrics], sent: bytes) -> None:
+    """Raise ContainerError for values or losses that no training can have given."""
+    upload, metrics = reply
+    received = read_payload(sent, context.bits[name], context.task)
+    model = context.algorithm.model_in(upload, received, context.bits[name], context.task)
+    if model is not None:
+        check_values(received, model)
+    if any(abs(loss) > LARGEST for loss in metrics.losses if math.isfinite(loss)):
+        raise ContainerError(f"its losses are not plausible: one is beyond {LARGEST:g}")
 
 
 def _arrived(context: Context, names: list[str], valid: Replies, sent: Mapping[str, bytes]) -> Arrived:

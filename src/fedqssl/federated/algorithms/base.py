@@ -13,7 +13,8 @@ from fedqssl.federated.client import Client, local_update
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.server.validate import Check, check_model
 from fedqssl.federated.server_state import ServerState
-from fedqssl.federated.state import State
+from fedqssl.federated.state import State, read_payload
+from fedqssl.federated.task import Task
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class Algorithm:
         init: the server's state before the first round, from the initial float model.
         client: what a client does with its payload; Algorithm 2 on local images by default.
         check: raises ContainerError for an upload that the server must not use.
+        model_of: the model that an upload stands for, from (upload, the received state, bits, task), whose values are checked
+            then (``fedqssl.federated.server.plausible``); by default the upload itself, unless ``check`` is another one.
         upload: what a client sends for a model in so many bits, if it is not the model's container. The cost ledger counts it;
             where the model itself is needed (local evaluation), such a client trains by Algorithm 2.
         objective: the objective, if the algorithm does not leave it to the configuration.
@@ -116,6 +119,7 @@ class Algorithm:
     init: Callable[[State], ServerState] = remembers_nothing
     client: Client = local_update
     check: Check = check_model
+    model_of: Callable[[bytes, State, int, Task], State] | None = None
     upload: Callable[[fx.GraphModule, int], bytes] | None = None
     objective: str | None = None
     has_clients: bool = True
@@ -125,6 +129,12 @@ class Algorithm:
     revision: int = 0
     control: bool = False
     takes_turns: bool = False
+
+    def model_in(self, upload: bytes, received: State, bits: int, task: Task) -> State | None:
+        """The model that a valid upload stands for, if the algorithm says how to read it."""
+        if self.model_of is not None:
+            return self.model_of(upload, received, bits, task)
+        return read_payload(upload, bits, task) if self.check is check_model else None
 
 
 __all__ = ["Algorithm", "Arrived", "Round", "Server", "ServerOperators", "ServerState", "remembers_nothing"]

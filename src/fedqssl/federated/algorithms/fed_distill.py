@@ -23,7 +23,7 @@ from torch import Tensor
 from fedqssl.config import RunConfig
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
 from fedqssl.federated.algorithms.work import RoundWork, on_one_model
-from fedqssl.federated.server.aggregate import average
+from fedqssl.federated.server.aggregate import NothingToAggregateError, average
 from fedqssl.federated.state import State
 
 
@@ -51,7 +51,7 @@ def fed_distill(state: ServerState, arrived: Arrived, operators: ServerOperators
     teachers = {name: z for name, z in outputs.items() if bool(z.isfinite().all())}
     rejected = {name: "its outputs for the buffer are not finite" for name in outputs if name not in teachers}
     if not teachers:
-        raise ValueError("nothing to aggregate: no client's model has finite outputs for the buffer")
+        raise NothingToAggregateError("nothing to aggregate: no client's model has finite outputs for the buffer")
     weights, states = arrived.shares(teachers), operators.read({name: arrived.payloads[name] for name in teachers})
     steps, temperature = operators.server_steps(len(teachers)), operators.context.config.distill.temperature
 

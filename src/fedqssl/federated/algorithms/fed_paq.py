@@ -8,15 +8,17 @@ and biases as floats like in every row; the server keeps the float model and add
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, ServerOperators, ServerState
 from fedqssl.federated.client import ClientMetrics, train_locally
 from fedqssl.federated.job import ClientData, Job
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.server.aggregate import average
-from fedqssl.federated.state import read_payload, read_state, weight_names
-from fedqssl.federated.task import SUPERVISED
+from fedqssl.federated.state import State, read_payload, read_state, weight_names
+from fedqssl.federated.task import SUPERVISED, Task
 from fedqssl.federated.updates import check_update, decode_update, encode_update
+from fedqssl.lowbit.policy import is_variance
 
 
 def fed_paq(payload: bytes, job: Job, data: ClientData) -> tuple[bytes, ClientMetrics]:
@@ -29,15 +31,25 @@ def fed_paq(payload: bytes, job: Job, data: ClientData) -> tuple[bytes, ClientMe
     return encode_update(update, data.bits, draws, weight_names(model)), metrics
 
 
+def updated(upload: bytes, received: State, bits: int, task: Task) -> State:
+    """The received model plus the update."""
+    return {name: received[name] + x for name, x in decode_update(upload).items()}
+
+
 def add_updates(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
     """The server's part: the float model plus the mean update."""
     weights = arrived.shares()
     updates = {name: decode_update(payload) for name, payload in arrived.payloads.items()}
     mean = average(updates, weights)
     before = operators.before()
-    w = {name: x + mean[name] if name in mean else x for name, x in before.items()}
+    w = {name: _added(name, x, mean[name]) if name in mean else x for name, x in before.items()}
     parts = {n: {name: before[name] + x for name, x in u.items() if name in before} for n, u in updates.items()}
     return state, Round(w, operators.round_to_bits, weights=weights, parts=parts)
+
+
+def _added(name: str, x: Tensor, update: Tensor) -> Tensor:
+    """Their sum; a variance near 0 may not become negative by rounding."""
+    return (x + update).clamp(min=0) if is_variance(name) else x + update
 
 
 FED_PAQ = Algorithm(
@@ -47,6 +59,7 @@ FED_PAQ = Algorithm(
     add_updates,
     client=fed_paq,
     check=check_update,
+    model_of=updated,
     upload=lambda model, bits: encode_update(read_state(model), bits, torch.Generator(), weight_names(model)),
     objective=SUPERVISED,
     keeps="update",

@@ -12,10 +12,14 @@ from fedqssl.federated.state import State
 from fedqssl.lowbit.policy import is_statistic
 
 
+class NothingToAggregateError(ValueError):
+    """No client's model can be used in this round."""
+
+
 def softmax_weights(losses: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
     """``p_k = softmax(-L_DQ_k / T)`` by client name; the paper uses T = 1."""
     if not losses:
-        raise ValueError("nothing to aggregate: no client's model arrived")
+        raise NothingToAggregateError("nothing to aggregate: no client's model arrived")
     bad = [name for name, loss in losses.items() if not math.isfinite(loss)]
     if bad:
         raise ValueError(f"de-quantization losses are not finite: {', '.join(sorted(bad))}")
