@@ -117,7 +117,7 @@ class AggregationConfig(_Section):
     robust: Literal["none", "median", "trimmed", "krum", "clip"] = "none"
     """What takes the place of the average, against hostile clients. ``none``: nothing. ``median``, ``trimmed``: of every entry,
     the median or the mean without the extreme fifths (Yin et al. 2018). ``krum``: the average without the fifth of the clients
-    that are farthest from the others (Blanchard et al. 2017). ``clip``: steps no longer than the median step (Sun et al. 2019)."""
+    that are farthest from the others (Blanchard et al. 2017). ``clip``: no step longer than the median (Sun et al. 2019)."""
     max_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The most that a client's share of images may count where shares are weights: clients only claim how many images they have.
     What is cut off goes to the others, by their shares; 1 cuts nothing."""
