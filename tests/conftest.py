@@ -13,7 +13,7 @@ import torch
 
 from needed import unavailable
 
-pytest_plugins = ["flower_plugin", "device_plugin", "marks"]
+pytest_plugins = ["flower_plugin", "device_plugin", "marks", "savings"]
 hypothesis.settings.register_profile("same examples every time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same examples every time")
 

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedqssl.cli.main import app
+from fedqssl.config import load_config, to_toml
 from fedqssl.data.scenes import scenes
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +27,17 @@ SHELL = list(
 )
 
 
+TINY = [
+    "model=small_cnn",
+    "width=4",
+    "images=200",
+    "rounds=1",
+    "batch_size=16",
+    "workers=1",
+    "evaluation.probe_images=60",
+]
+
+
 def test_there_is_something_to_check():
     assert len(PYTHON) == 2 and len(SHELL) >= 30
 
@@ -33,8 +45,10 @@ def test_there_is_something_to_check():
 @pytest.mark.parametrize("code", PYTHON, ids=["run", "lowbit"])
 def test_python(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    small = load_config("smoke", TINY)
+    Path("small.toml").write_text(to_toml(small))
     names: dict[str, object] = {}
-    exec(code.replace('"quickstart"', '"smoke"'), names)
+    exec(code.replace('"quickstart"', '"small.toml"'), names)
     assert "run" in names or "copy" in names
 
 
@@ -48,15 +62,6 @@ def test_commands_exist_with_these_options(command):
         assert option in help_text.output, option
 
 
-TINY = [
-    "model=small_cnn",
-    "width=4",
-    "images=200",
-    "rounds=1",
-    "batch_size=16",
-    "workers=1",
-    "evaluation.probe_images=60",
-]
 SHRUNK = {
     "rounds=5": "rounds=1",
     "'seed=0;1;2'": "'seed=0'",

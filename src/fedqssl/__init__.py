@@ -43,18 +43,19 @@ def run(
     return start(load_config(source, settings), Path(out), overwrite=overwrite, say=say)
 
 
-def resume(folder: str | Path, *, say: Callable[[str], None] = print) -> RunResult:
+def resume(folder: str | Path, *, exact: bool = False, say: Callable[[str], None] = print) -> RunResult:
     """Resume an interrupted run, bit for bit; the result of a finished run is only read.
 
     Args:
         folder: the run's folder, as given to ``out``.
+        exact: other kernels, threads, versions or instructions than the run began with are an error, not a warning.
         say: receives the lines of progress.
     """
     from pathlib import Path
 
     from fedqssl.runs import resume as resume_run
 
-    return resume_run(Path(folder), say=say)
+    return resume_run(Path(folder), exact=exact, say=say)
 
 
 def load(path: str | Path, *, trust: bool = False) -> DeviceModel:

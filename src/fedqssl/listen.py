@@ -98,8 +98,92 @@ class Doors:
         return peer in self._proven
 
 
+class LimitedConnection:
+    """Limits on one connection: on the length of headers, and on the time for a request.
+
+    Mixed with one of uvicorn's HTTP protocols, whose ``cycle`` is the current request if its headers are complete.
+    """
+
+    doors: Doors
+    complete_is_proof: bool
+    peer: Peer | None = None
+    timer: asyncio.TimerHandle | None = None
+    head = 0
+    client: Peer | None
+    cycle: Any
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Let the connection in, or end it."""
+        super().connection_made(transport)  # type: ignore[misc]
+        self.peer = self.client or ("unknown", id(self))
+        if self.doors.enter(self.peer, transport.abort):
+            self._end_after(self.doors.limits.head_seconds)
+        else:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._end_after(None)
+        if self.peer is not None:
+            self.doors.leave(self.peer)
+        super().connection_lost(exc)  # type: ignore[misc]
+
+    def _end_after(self, seconds: float | None) -> None:
+        """End the connection if the rest does not come in time."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+    def _expected(self) -> tuple[str, int]:
+        """What is to come, and for which request: its head, its body, or nothing before our response."""
+        if self.cycle is None or self.cycle.response_complete:
+            return "head", 0
+        return ("body" if self.cycle.more_body else "nothing"), id(self.cycle)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived, and count it as long as it is not a complete head."""
+        before = self._expected()
+        super().data_received(data)  # type: ignore[misc]
+        now = self._expected()
+        if self.transport.is_closing():
+            return
+        if now == before and now[0] != "body":
+            self._more_head(len(data), now[0] == "head")
+        elif now == before:
+            self.head = 0
+        else:
+            self.head = 0
+            self._advanced(now[0])
+
+    def _more_head(self, count: int, waiting: bool) -> None:
+        """More of a head that is not complete yet."""
+        self.head += count
+        if self.head > self.doors.limits.head_bytes:
+            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n")
+            self.transport.close()
+        elif self.timer is None and waiting:
+            self._end_after(self.doors.limits.head_seconds)
+
+    def _advanced(self, expected: str) -> None:
+        """A head, or a whole request, is complete."""
+        assert self.peer is not None
+        limits = self.doors.limits
+        slow = limits.proven_seconds if self.doors.proven(self.peer) else limits.body_seconds
+        self._end_after(slow if expected == "body" else None)
+        if expected == "nothing" and self.complete_is_proof:
+            self.doors.prove(self.peer)
+
+    def on_response_complete(self) -> None:
+        """The caller has its answer."""
+        if self.complete_is_proof and self.peer is not None:
+            self.doors.prove(self.peer, False)
+        super().on_response_complete()  # type: ignore[misc]
+
+
 def limited_protocol(doors: Doors, complete_is_proof: bool) -> type[asyncio.Protocol]:
-    """Uvicorn's HTTP protocol, with limits on connections, on the length of headers, and on the time for a request.
+    """Uvicorn's HTTP protocol, with limits on connections.
 
     Args:
         doors: the connections, and their limits.
@@ -107,71 +191,8 @@ def limited_protocol(doors: Doors, complete_is_proof: bool) -> type[asyncio.Prot
     """
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-    limits, base = doors.limits, AutoHTTPProtocol
-
-    class Limited(base):  # type: ignore[misc, valid-type]
-        """One connection; its ``cycle`` is the current request, if its headers are complete."""
-
-        peer: Peer | None = None
-        timer: asyncio.TimerHandle | None = None
-        head = 0
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.peer = self.client or ("unknown", id(self))
-            if doors.enter(self.peer, transport.abort):
-                self.end_after(limits.head_seconds)
-            else:
-                transport.abort()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.end_after(None)
-            if self.peer is not None:
-                doors.leave(self.peer)
-            super().connection_lost(exc)
-
-        def end_after(self, seconds: float | None) -> None:
-            """End the connection if the rest does not come in time."""
-            if self.timer is not None:
-                self.timer.cancel()
-            self.timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
-
-        def expected(self) -> tuple[str, int]:
-            """What is to come, and for which request: its head, its body, or nothing before our response."""
-            cycle = self.cycle
-            if cycle is None or cycle.response_complete:
-                return "head", 0
-            return ("body" if cycle.more_body else "nothing"), id(cycle)
-
-        def data_received(self, data: bytes) -> None:
-            before = self.expected()
-            super().data_received(data)
-            now = self.expected()
-            if self.transport.is_closing():
-                return
-            if now == before and now[0] != "body":  # a head that is not complete yet
-                self.head += len(data)
-                if self.head > limits.head_bytes:
-                    self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n")
-                    self.transport.close()
-                elif self.timer is None and now[0] == "head":
-                    self.end_after(limits.head_seconds)
-                return
-            self.head = 0
-            if now == before:
-                return
-            assert self.peer is not None
-            slow = limits.proven_seconds if doors.proven(self.peer) else limits.body_seconds
-            self.end_after(slow if now[0] == "body" else None)
-            if now[0] == "nothing" and complete_is_proof:
-                doors.prove(self.peer)
-
-        def on_response_complete(self) -> None:
-            if complete_is_proof and self.peer is not None:
-                doors.prove(self.peer, False)
-            super().on_response_complete()
-
-    return Limited
+    about = {"doors": doors, "complete_is_proof": complete_is_proof}
+    return type("LimitedProtocol", (LimitedConnection, AutoHTTPProtocol), about)
 
 
 class CountedSocket(socket.socket):

@@ -30,7 +30,6 @@ SMALL = [
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedqssl.runs.finalize.draw", lambda context, folder: [])
     monkeypatch.delenv("FEDQSSL_DEBUG", raising=False)
 
 

@@ -1,32 +1,49 @@
 """Without the extra ``flower`` everything else works, and what needs it says so in one line."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
-BLOCKED = "import sys; sys.modules.update(dict.fromkeys(['flwr', 'ray', 'cryptography'])); "
+COMMANDS = {
+    "run": ["run", "smoke", "--engine", "flower-sim", "--out", "run"],
+    "init": ["deploy", "init", "fleet"],
+    "client": ["deploy", "client", "f", "--name", "a"],
+}
+CODE = """
+import contextlib, io, json, sys
+sys.modules.update(dict.fromkeys(["flwr", "ray", "cryptography"]))
+import fedqssl.runs, fedqssl.engines.flower, fedqssl.cli.deploy, fedqssl.report, fedqssl.device, fedqssl.studies.bench.engine
+from fedqssl.cli.main import main
+
+def ended(words):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            main(words)
+        except SystemExit as end:
+            return end.code, said.getvalue()
+    return 0, said.getvalue()
+
+print(json.dumps({name: ended(words) for name, words in json.loads(sys.argv[1]).items()}))
+"""
 
 
-def python(code: str, *words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", BLOCKED + code, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("without")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["run", "smoke", "--engine", "flower-sim"], ["deploy", "init", "fleet"], ["deploy", "client", "f", "--name", "a"]],
-)
-def test_the_error_names_the_extra(tmp_path, words):
-    more = ["--out", str(tmp_path / "run")] if words[0] == "run" else []
-    found = python("from fedqssl.cli.main import main; main(sys.argv[1:])", *words, *more)
-    assert found.returncode == 2, found.stderr
-    assert found.stderr == "error: this needs flwr: pip install 'fedqssl[flower]'\n"
-    assert not (tmp_path / "run").exists()
+@pytest.fixture(scope="module")
+def without_flower(folder):
+    """How each command ends in one process that has everything else."""
+    command = [sys.executable, "-c", CODE, json.dumps(COMMANDS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder)
+    assert done.returncode == 0, done.stderr  # the core can be imported
+    return json.loads(done.stdout)
 
 
-def test_the_core_imports(tmp_path):
-    names = ["runs", "engines.flower", "cli.deploy", "report", "device", "studies.bench.engine"]
-    code = "; ".join(f"import fedqssl.{name}" for name in names)
-    found = python(code)
-    assert found.returncode == 0, found.stderr
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_error_names_the_extra(without_flower, folder, name):
+    assert without_flower[name] == [2, "error: this needs flwr: pip install 'fedqssl[flower]'\n"]
+    assert not list(folder.iterdir())

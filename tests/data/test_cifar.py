@@ -170,3 +170,7 @@ def test_downloaded_once_and_resumed(server, tmp_path, monkeypatch, given):
 def test_published_checksums():
     assert LAYOUTS["cifar10"].archive.md5 == "c32a1d4ab5d03f1284b67883e8d87530"
     assert LAYOUTS["cifar100"].archive.md5 == "03b5dce01913d631647c71ecec9e9cb8"
+    known = [LAYOUTS[name].archive.sha256 for name in ("cifar10", "cifar100")]
+    assert [(digest or "")[:8] for digest in known] == ["c4a38c50", "58a81ae1"] and all(
+        len(d or "") == 64 for d in known
+    )

@@ -43,6 +43,15 @@ def test_a_whole_or_too_long_part(server, tmp_path, part):
     assert download(server.url, tmp_path / "x", MD5).read_bytes() == BODY
 
 
+def test_two_files_of_one_md5_are_told_apart(server, tmp_path):
+    """MD5 alone stops accidents, but not somebody who makes another file for the same checksum."""
+    right = hashlib.sha256(BODY).hexdigest()
+    assert download(server.url, tmp_path / "x", MD5, sha256=right).read_bytes() == BODY
+    with pytest.raises(DataError, match=r"SHA256 checksum is .* try again"):
+        download(server.url, tmp_path / "y", MD5, sha256="0" * 64)
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
 def test_wrong_checksum_leaves_nothing(server, tmp_path):
     with pytest.raises(DataError, match=r"checksum is .* try again"):
         download(server.url, tmp_path / "x", "0" * 32)

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -13,9 +14,8 @@ from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.control import collect
 from fedqssl.deploy.scaffold import own_key
 from fleet_processes import PATIENCE, Processes, until
-from flower_pictures import CLIENTS, in_one_place, words
+from flower_pictures import CLIENTS, rounds_in_one_place, words
 from recording_proxy import RecordingProxy
-from tiny_run import rounds_of
 
 
 class Deployment:
@@ -50,35 +50,32 @@ def deployment(tmp_path_factory, pictures):
 
 def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pictures):
     """Sent as a terminal does, to all processes of its group; the run waits for clients, of which there are none."""
+    began = time.time()
     with Processes(tmp_path, pictures, CLIENTS) as processes:
         words_ = "deploy", "server", processes.fleet.path, "--buffer", f"folder:{pictures}/buffer"
         with (tmp_path / "group.out").open("w") as out:
             command = [sys.executable, "-m", "fedqssl.cli.main", *map(str, words_)]
             group = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
         try:
-            until(lambda: group.poll() is None and processes.fleet.serving(), "the server serves")
+            until(lambda: group.poll() is None and processes.obeying(began), "the server serves")
             done = processes.command("start", processes.fleet.path, "--preset", "smoke", *words())
-            assert done.returncode == 0, done.stderr + processes.said("group")
+            assert done.exit_code == 0, f"{done.exception} {processes.said('group')}"
             name = done.stdout.split()[1]
             until(lambda: processes.state() == "waiting", "the run has begun")
         finally:
             os.killpg(group.pid, signal.SIGINT)
         assert group.wait(PATIENCE) == 0
         assert processes.state() == "stopped" and "Traceback" not in processes.said("group"), processes.said("group")
+        began = time.time()
         processes.launch("server", "-m", "fedqssl.cli.main", "deploy", "server", processes.fleet.path)
-        until(processes.fleet.serving, "the server serves again")
+        until(lambda: processes.obeying(began), "the server serves again")
         assert processes.start() == name
         until(lambda: processes.state() == "waiting", "the run goes on")
         assert processes.end("server") == 0 and processes.state() == "stopped"
 
 
-@pytest.fixture(scope="module")
-def reference(pictures):
-    return rounds_of(in_one_place(pictures), 2)
-
-
-def test_same_bytes_as_in_one_place(deployment, reference):
-    now, lines = reference
+def test_same_bytes_as_in_one_place(deployment, pictures):
+    now, lines = rounds_in_one_place(pictures, 2)
     for name in CLIENTS:
         assert (deployment.run / "clients" / name / "model.fqssl").read_bytes() == now.payloads[name]
         assert (deployment.fleet.client(name) / "state" / "model.fqssl").read_bytes() == now.payloads[name]

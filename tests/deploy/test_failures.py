@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from fedqssl.deploy.fleet import FleetError
 from fleet_processes import Processes, until
 from flower_pictures import CLIENTS, in_one_place, words
 from tiny_run import rounds_of
@@ -31,13 +32,18 @@ def processes(tmp_path, pictures):
         yield found
 
 
-def test_a_client_killed_in_a_round_is_left_out_and_comes_back(processes):
+def begun(processes, van: str, **settings) -> str:
+    """A run of two cars and a van that does not behave."""
     processes.server()
     processes.client("car-1", 4)
     processes.client("car-2", 8)
-    processes.strange("van-3", 32, "slow:1000")
+    processes.strange("van-3", 32, van)
     processes.connected(*CLIENTS)
-    name = processes.start("--preset", "smoke", *words(rounds=4, min_clients=2, deadline=150))
+    return processes.start("--preset", "smoke", *words(**settings))
+
+
+def test_a_client_killed_in_a_round_is_left_out_and_comes_back(processes):
+    name = begun(processes, "slow:1000", rounds=4, min_clients=2, deadline=150)
     until(lambda: "asleep" in processes.said("van-3"), "round 2 has begun")
     processes.end("van-3", signal.SIGKILL)
     processes.client("van-3", 32)
@@ -57,18 +63,13 @@ def report(run) -> str:
 
 
 def test_a_server_killed_in_a_round_goes_on_to_the_same_bytes(processes, pictures):
-    processes.server()
-    processes.client("car-1", 4)
-    processes.client("car-2", 8)
-    processes.strange("van-3", 32, "slow:20")
-    processes.connected(*CLIENTS)
-    name = processes.start("--preset", "smoke", *words(rounds=3))
+    name = begun(processes, "slow:20", rounds=3)
     until(lambda: "asleep" in processes.said("van-3"), "round 2 has begun")
     events = [json.loads(line) for line in (processes.fleet.server / "log.jsonl").read_text().splitlines()]
     child = next(e["pid"] for e in events if e["event"] == "run started")
     processes.end("server", signal.SIGKILL)
     until(lambda: not alive(child), "the run's process ends with the server")
-    assert processes.command("start", processes.fleet.path).returncode == 2
+    assert isinstance(processes.command("start", processes.fleet.path).exception, FleetError)
     processes.server()
     processes.connected(*CLIENTS)
     assert processes.start() == name
@@ -89,7 +90,7 @@ def test_stop_and_start(processes):
     name = processes.start("--preset", "smoke", *words(rounds=50))
     until(lambda: (processes.fleet.runs / name / "metrics.jsonl").exists(), "round 1 is done")
     done = processes.command("stop", processes.fleet.path)
-    assert done.returncode == 0 and f"stopped {name}" in done.stdout, done.stderr
+    assert done.exit_code == 0 and f"stopped {name}" in done.stdout, done.exception
     assert processes.state() == "stopped"
     assert processes.start() == name
     until(lambda: processes.state() == "running", "it goes on")
@@ -122,11 +123,6 @@ def test_what_a_bad_client_sends_costs_its_own_update(processes, strange):
 
 
 def test_a_slow_client_is_not_waited_for(processes):
-    processes.server()
-    processes.client("car-1", 4)
-    processes.client("car-2", 8)
-    processes.strange("van-3", 32, "slowly:1000")
-    processes.connected(*CLIENTS)
-    name = processes.start("--preset", "smoke", *words(rounds=1, min_clients=2, deadline=120))
+    name = begun(processes, "slowly:1000", rounds=1, min_clients=2, deadline=120)
     (line,) = lines_of(processes.finished(name))
     assert line["rejected"] == {"van-3": "no reply within 120 s"} and sorted(line["weights"]) == ["car-1", "car-2"]

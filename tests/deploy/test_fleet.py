@@ -4,6 +4,7 @@ import os
 import pwd
 import ssl
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -318,3 +319,32 @@ def test_a_repeated_round_gives_the_same_bytes_after_a_restart(pictures, tmp_pat
     assert "round repeated" in (tmp_path / "log").read_text()
     fresh = FleetClient("car-1", 4, *sets, Store(tmp_path / "other"), Events(tmp_path / "log2"))
     assert fresh.train(Request("run", "nonce-3", order), payload)[0] == first[0]  # and so it would without its memory
+
+
+def test_a_full_disk_is_said(fleet, monkeypatch, tmp_path):
+    """At the server's start, and while somebody waits for a run."""
+    from fedqssl.deploy.fleet import full
+    from fedqssl.deploy.serving import serve
+
+    assert full(fleet.server) == "" and not (fleet.server / ".space").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("fedqssl.deploy.fleet.shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+        with pytest.raises(FleetError, match=r"server is full \(1000 B are left\); free some space"):
+            serve(fleet, ServerData("scenes"), "127.0.0.1", 0, 1 << 20)
+        (fleet.runs / "a").mkdir(parents=True, exist_ok=True)
+        write_json(fleet.server / "status.json", {"run": "a", "state": "finished"})
+        lines: list[str] = []
+        assert control.follow(fleet, "a", lines.append)["state"] == "finished"
+        assert len(lines) == 1 and "is full (1000 B are left); until there is space" in lines[0]
+
+    def no_space(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedqssl.deploy.fleet.write_atomically", no_space)
+    assert full(fleet.server).endswith("cannot be written to (No space left on device)")
+
+
+def test_a_clients_state_is_its_own(tmp_path):
+    (tmp_path / "old").mkdir(mode=0o755)
+    for name in ("new", "old"):
+        assert Store(tmp_path / name).path.stat().st_mode & 0o777 == 0o700

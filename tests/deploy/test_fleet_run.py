@@ -21,8 +21,7 @@ from fedqssl.engines.flower.wire import QUERY, Capabilities
 from fedqssl.files import write_atomically
 from fedqssl.runs import RunFolder
 from fedqssl.runs.progress import Progress
-from flower_pictures import CLIENTS, in_one_place, words
-from tiny_run import rounds_of
+from flower_pictures import CLIENTS, rounds_in_one_place, words
 
 
 class FleetGrid(DirectGrid):
@@ -102,7 +101,7 @@ def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fleet, pictures, tmp_pat
     shown = Lines()
     result = run_of(fleet, grid, pictures).play(shown)
     assert shown.lines[0] == "resuming after round 1 of 2" and result.global_accuracy is None
-    now, _ = rounds_of(in_one_place(pictures), 2)
+    now, _ = rounds_in_one_place(pictures, 2)
     assert RunFolder(fleet.runs / "smoke-1").latest().payloads == now.payloads
     status = control.collect(fleet)
     assert (

@@ -11,7 +11,7 @@ from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
 from fedqssl.deploy.events import REFUSALS, Events
-from fedqssl.deploy.guard import CHUNK, KEPT, KEY_HEADER, REQUEST, Guard
+from fedqssl.deploy.guard import CHUNK, KEPT, KEY_HEADER, REQUEST, Guard, Places
 
 KEY = b"-----BEGIN PUBLIC KEY-----\nxyz\n-----END PUBLIC KEY-----\n"
 HERE, THERE = ("127.0.0.1", 4000), ("192.168.1.9", 4000)
@@ -325,3 +325,27 @@ def test_a_stranger_is_refused_before_its_body_is_read(tmp_path):
     assert asked(guard, "/v1/fleet/pull-messages", body, pieces=100) == 413 and behind.bodies == []
     assert asked(guard, "/v1/fleet/pull-messages", body[:1000]) == 200  # the SuperLink says what is wrong with the key
     assert asked(guard, "/v1/fleet/pull-messages", body, headers=[*length, *known]) == 200
+
+
+def test_a_key_that_two_machines_use_is_noticed_and_named(tmp_path):
+    """A copied folder: they push each other out, and the log said only that a client came and went."""
+    guard = Guard(Behind(), 1 << 30, Events(tmp_path / "log.jsonl"))
+    guard.know("car-1", KEY)
+    known = [(KEY_HEADER, b64encode(KEY))]
+
+    def ask(host, path="/v1/fleet/pull-messages"):
+        return asked(guard, path, b"x", client=(host, 4000), headers=known)
+
+    ask("10.0.0.1"), ask("10.0.0.2"), ask("10.0.0.2")  # it has moved to another network
+    assert guard.traffic["car-1"].twin == ""
+    ask("10.0.0.1")
+    line = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+    assert line["client"] == "car-1" and "10.0.0.1 and 10.0.0.2 in turn" in line["why"] and "copied" in line["why"]
+    ask("10.0.0.2")
+    assert (tmp_path / "log.jsonl").read_text().count("two machines") == 1
+
+
+def test_two_machines_behind_one_address_are_noticed_too():
+    place = Places()
+    assert [bool(place.look("10.0.0.1", True, 10.0 * i)) for i in range(6)] == [False] * 4 + [True] * 2
+    assert place.look("10.0.0.1", True, 1000.0) == ""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from email.utils import formatdate
 from types import SimpleNamespace
 
 import httpx
@@ -46,9 +47,10 @@ def restored(monkeypatch):
     logger.handlers[:], logger.level = handlers, level
 
 
-def status(code):
+def status(code, **headers):
     request = httpx.Request("POST", "https://server")
-    return httpx.HTTPStatusError(f"{code}", request=request, response=httpx.Response(code, request=request))
+    response = httpx.Response(code, request=request, headers=headers)
+    return httpx.HTTPStatusError(f"{code}", request=request, response=response)
 
 
 class Server:
@@ -103,6 +105,18 @@ def test_a_key_that_is_removed_ends_the_client_with_an_error(fleet, monkeypatch,
         served(fleet, monkeypatch, server)
     assert "\n" not in str(error.value) and server.count("ActivateNode") == 1 + node.REFUSALS
     assert "401" in server.log["disconnected"]["what"] and server.log["refused"]["status"] == 412
+
+
+@pytest.mark.parametrize(("ahead", "where"), [(90, "ahead of"), (-400, "behind")])
+def test_a_wrong_clock_is_not_called_a_wrong_key(fleet, monkeypatch, restored, ahead, where):
+    """Signatures are of the time, and every response says the server's."""
+    there = formatdate(time.time() - ahead, usegmt=True)
+    with pytest.raises(FleetError, match=rf"clock differs by \d+ s \(it is {where} the server's\); let NTP") as error:
+        served(fleet, monkeypatch, Server(ActivateNode=[status(401, date=there)]))
+    assert "key is unknown" not in str(error.value)
+    assert node.clock_difference(status(401, date=there).response) == pytest.approx(ahead, abs=5)
+    right = formatdate(time.time() + 2, usegmt=True)
+    assert [node.clock_difference(status(401, date=d).response) for d in (right, "", "yesterday")] == [0.0] * 3
 
 
 def test_a_server_that_is_away_is_no_refusal(fleet, monkeypatch, restored):

@@ -22,8 +22,11 @@ from fedqssl.lowbit import load_bytes, to_bytes
 from fedqssl.lowbit.policy import state_of
 from fedqssl.runs import RunError
 from fedqssl.runs.round import first_checkpoint
-from flower_pictures import CLIENTS, SETTINGS, in_one_place
+from flower_pictures import CLIENTS, SETTINGS, in_one_place, rounds_in_one_place
 from tiny_run import played, rounds_of
+
+ONE_STEP = {"local_steps": 1, "server.steps": 3}
+"""Where training is not the point."""
 
 
 def engine_of(context, parties, seed=0):
@@ -50,9 +53,9 @@ def timeless(lines):
     return [{k: v for k, v in line.items() if not k.endswith("_seconds")} for line in lines]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def reference(pictures):
-    return rounds_of(in_one_place(pictures), 2)
+    return rounds_in_one_place(pictures, 2)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -121,7 +124,7 @@ def spoilt(context, how):
     "how", ["wrong bits", "another shape", "not finite", "truncated", "changed on the way", "empty", "a gigabyte"]
 )
 def test_a_bad_payload_costs_its_own_update_only(pictures, tmp_path, how):
-    context = in_one_place(pictures, min_clients=2)
+    context = in_one_place(pictures, min_clients=2, **ONE_STEP)
     engine = engine_of(context, roles(pictures, tmp_path))
     payload, words = spoilt(context, how)
     engine.exchange.grid.spoil[engine.nodes["car-1"]] = lambda reply, m: with_payload(reply, m, payload)
@@ -157,7 +160,7 @@ def test_a_replayed_reply_is_refused(pictures, tmp_path):
     ],
 )
 def test_a_false_claim_is_refused(pictures, tmp_path, values, words):
-    context = in_one_place(pictures, min_clients=2)
+    context = in_one_place(pictures, min_clients=2, **ONE_STEP)
     engine = engine_of(context, roles(pictures, tmp_path))
     engine.exchange.grid.spoil[engine.nodes["car-2"]] = lambda reply, m: Message(
         changed(reply, **values).content, reply_to=m
@@ -298,4 +301,4 @@ def test_a_fleet_and_its_workers_give_the_same_bytes(pictures, tmp_path):
     with Pool(context, workers=2) as pool:
         now, _ = played(context, engine_of(context, roles(pictures, tmp_path)), pool, 1)
         assert pool.peak_memory() > 0
-    assert now.payloads == rounds_of(in_one_place(pictures))[0].payloads
+    assert now.payloads == rounds_in_one_place(pictures, 1)[0].payloads

@@ -29,7 +29,7 @@ from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant import compand_codes
 from fedqssl.runs.round import first_checkpoint
 from fedqssl.ssl.views import two_views
-from tiny_run import rounds_of, tiny_context
+from tiny_run import known_rounds, rounds_of, tiny_context
 
 CLIENTS = ("client-00", "client-01", "client-02")
 MIXED, FULL = [4, 8, 32], [32, 32, 32]
@@ -64,7 +64,7 @@ def test_conformance_with_bits_of_4_8_and_32(name):
     """In each client's bits, both ways; counted by length; the same in any order; weights of those that replied."""
     context = tiny_context(algorithm=name, bits=MIXED)
     object.__setattr__(context, "uploads", {})
-    after, (line,) = rounds_of(context)
+    after, (line,) = known_rounds(algorithm=name, bits=MIXED)
     again, (other,) = rounds_of(context, **BACKWARDS)
     assert after.payloads == again.payloads and after.aggregated == again.aggregated
     assert without_time(line) == without_time(other)
@@ -96,7 +96,7 @@ def test_conformance_with_bits_of_4_8_and_32(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_conformance_in_full_precision(name):
     """At 32 bits everyone is handed the aggregated model itself."""
-    context = tiny_context(algorithm=name, bits=FULL)
+    context = tiny_context(algorithm=name, bits=FULL, images=80)
     start = first_checkpoint(context)
     after, _ = rounds_of(context)
     assert all(read_header(p)["bits"] == "32" for p in after.payloads.values())
@@ -196,7 +196,7 @@ def test_plain_averages_are_weighted_by_images(name):
 
 
 def test_fed_prox_with_mu_0_is_fed_avg_and_otherwise_is_not():
-    plain, _ = rounds_of(tiny_context(algorithm="fed_avg"))
+    plain, _ = known_rounds(algorithm="fed_avg")
     for mu, same in ((0.0, True), (0.3, False)):
         after, _ = rounds_of(tiny_context(algorithm="fed_prox", **{"fedprox.mu": mu}))
         assert (after.payloads == plain.payloads) == (after.aggregated == plain.aggregated) == same
@@ -262,7 +262,7 @@ def test_fed_qssl_without_buffer_epochs_and_with_equal_losses_is_plain_averaging
     context = tiny_context(algorithm="fed_qssl", **idle)
     assert len({len(split.train) for split in context.partition.clients.values()}) == 1
     after, (line,) = rounds_of(context, operators=EqualLosses)
-    plain, (other,) = rounds_of(tiny_context(algorithm="fed_simclr"))
+    plain, (other,) = known_rounds(algorithm="fed_simclr")
     assert line["weights"] == other["weights"]
     assert after.aggregated == plain.aggregated and after.payloads == plain.payloads
     weighted, _ = rounds_of(context)
@@ -429,9 +429,7 @@ def test_fed_refine_by_hand(settings, steps):
     )  # batch norm travels in 16 bits
     assert line["weights"] == {name: context.sizes[name] / total for name in CLIENTS}
     assert (line["server_loss"] is None) == (steps == 0)
-    plain, _ = rounds_of(
-        tiny_context(**{**settings, "algorithm": "fed_simclr"}, images=400, partition="dirichlet", beta=0.5)
-    )
+    plain, _ = known_rounds(algorithm="fed_simclr", images=400, partition="dirichlet", beta=0.5)
     assert (after.payloads == plain.payloads) == (steps == 0)
     rounded = context.task.converted(4)
     write_state(rounded, want)
@@ -482,7 +480,8 @@ def test_a_fraction_of_the_clients_takes_part(fraction, clients, least, taken):
     from fedqssl.runs.round import sampled
 
     config = load_config("smoke", {"clients": clients, "bits": 4, "fraction": fraction, "min_clients": least})
-    context = SimpleNamespace(config=config, bits={f"client-{i:03d}": 4 for i in range(clients)})
+    names = {f"client-{i:03d}": 4 for i in range(clients)}
+    context = SimpleNamespace(config=config, bits=names, algorithm=ALGORITHMS["fed_qssl"])
     draws = [sampled(context, r) for r in range(20)]
     assert all(len(set(names)) == taken and names == sorted(names) for names in draws)
     assert taken == clients or len(set(map(tuple, draws))) > 1

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from fedqssl.config import ConfigError
+from fedqssl.engines.in_process import InProcess
+from fedqssl.engines.pool import Pool
 from fedqssl.federated.algorithms import ALGORITHMS
 from fedqssl.federated.algorithms.base import Round
 from fedqssl.federated.optimizers import configured_server
@@ -18,7 +20,19 @@ from fedqssl.federated.server_state import equal, part_of, state_from_bytes, sta
 from fedqssl.federated.state import read_payload
 from fedqssl.lowbit import ContainerError
 from fedqssl.runs import RunFolder, resume, start
-from tiny_run import figures, model_bytes, rounds_of, silent, tiny, tiny_context
+from fedqssl.runs.round import first_checkpoint, play_round
+from tiny_run import (
+    figures,
+    known_rounds,
+    known_run,
+    model_bytes,
+    played,
+    rounds_of,
+    silent,
+    stopped_after,
+    tiny,
+    tiny_context,
+)
 
 OPTIMIZED = [
     {"server.optimizer": "momentum", "server.momentum": 0.5},
@@ -31,7 +45,7 @@ OPTIMIZED = [
 ]
 
 
-def played(wrap, aggregates, start=0.0):
+def stepped(wrap, aggregates, start=0.0):
     """The weight after each round whose aggregate is ``w + step``, and the statistic; and the last state."""
     state, w, found = {}, start, []
     for step in aggregates:
@@ -47,14 +61,14 @@ def played(wrap, aggregates, start=0.0):
 
 def test_momentum_by_hand():
     """m1 = 1, w1 = 0 + 0.5; m2 = 0.9 + 2 = 2.9, w2 = 0.5 + 1.45; m3 = 2.61 - 1 = 1.61, w3 = 1.95 + 0.805."""
-    found, state = played(lambda server: with_momentum(server, beta=0.9, lr=0.5), [1.0, 2.0, -1.0])
+    found, state = stepped(lambda server: with_momentum(server, beta=0.9, lr=0.5), [1.0, 2.0, -1.0])
     assert [w for w, _ in found] == pytest.approx([0.5, 1.95, 2.755], rel=1e-6)
     assert float(state["momentum/m/a.weight"]) == pytest.approx(1.61) and len(state) == 1
 
 
 def test_adam_by_hand():
     """beta1 = 0.5, beta2 = 0.75, tau = 0.1, lr = 0.2: m1 = 0.5, v1 = 0.0075 + 0.25; m2 = 1.25, v2 = 0.193125 + 1."""
-    found, state = played(lambda server: with_adam(server, 0.5, 0.2, beta2=0.75, tau=0.1), [1.0, 2.0])
+    found, state = stepped(lambda server: with_adam(server, 0.5, 0.2, beta2=0.75, tau=0.1), [1.0, 2.0])
     first = 0.2 * 0.5 / (0.2575**0.5 + 0.1)
     second = first + 0.2 * 1.25 / (1.193125**0.5 + 0.1)
     assert [w for w, _ in found] == pytest.approx([first, second], rel=1e-5)
@@ -100,18 +114,16 @@ def test_fedexp_by_hand(steps, shares, largest, eta):
 def test_fedexp_extends_the_step_of_an_algorithm_that_averages(algorithm):
     """From the model before the round through the algorithm's own average; Fed-Refine trains only after that."""
     plain = {"server.dequantize_epochs": 0} if algorithm == "fed_refine" else {}
-    context = tiny_context(algorithm=algorithm, **plain)
+    context, (there, plain_line) = tiny_context(algorithm=algorithm), known_rounds(algorithm=algorithm, **plain)
     far = {"server.optimizer": "fedexp", "server.optimizer_lr": 100}
     after, (line,) = rounds_of(tiny_context(algorithm=algorithm, **plain, **far))
     eta = line["server_step_size"]
     assert 1 < eta < 100
-    first, there, w = (
-        read_payload(c.aggregated, 32, context.task) for c in (rounds_of(context, 0)[0], rounds_of(context)[0], after)
-    )
+    first, there, w = (read_payload(c.aggregated, 32, context.task) for c in (first_checkpoint(context), there, after))
     for name in w:
         if "running" not in name:
             assert torch.allclose(w[name], first[name] + eta * (there[name] - first[name]), atol=5e-3), name
-    assert rounds_of(context)[1][0]["server_step_size"] is None
+    assert plain_line[0]["server_step_size"] is None
 
 
 def test_fed_qssls_step_is_of_its_dequantized_models():
@@ -123,7 +135,7 @@ def test_fed_qssls_step_is_of_its_dequantized_models():
             return seen
 
     context = tiny_context(**{"server.optimizer": "fedexp", "server.optimizer_lr": 100})
-    first = read_payload(rounds_of(context, 0)[0].aggregated, 32, context.task)
+    first = read_payload(first_checkpoint(context).aggregated, 32, context.task)
     _, (line,) = rounds_of(context, operators=Spy)
     names = [n for n in first if "running" not in n]
     steps = {c: torch.cat([(w[n] - first[n]).double().flatten() for n in names]) for c, (w, _) in seen.items()}
@@ -143,14 +155,14 @@ def test_fedexp_needs_clients():
 
 def test_average_by_hand():
     """a1 = 1; w2 = 3, a2 = 0.75 + 0.75; w3 = 2, a3 = 1.125 + 0.5. Training continues from w."""
-    found, state = played(lambda server: with_ema(server, beta=0.75), [1.0, 2.0, -1.0])
+    found, state = stepped(lambda server: with_ema(server, beta=0.75), [1.0, 2.0, -1.0])
     assert [w for w, _ in found] == [1.0, 3.0, 2.0]
     assert [float(after.served["a.weight"]) for _, after in found] == pytest.approx([1.0, 1.5, 1.625])
     assert float(state["ema/a.weight"]) == pytest.approx(1.625)
 
 
 def test_momentum_of_nothing_is_the_algorithm():
-    plain, _ = rounds_of(tiny_context())
+    plain, _ = known_rounds()
     same, _ = rounds_of(tiny_context(**{"server.optimizer": "momentum", "server.momentum": 0.0}))
     got, want = (read_payload(c.aggregated, 32, tiny_context().task) for c in (same, plain))
     assert all(torch.allclose(got[n], want[n], rtol=2e-3, atol=1e-5) for n in want)  # batch norm travels in 16 bits
@@ -164,9 +176,9 @@ def test_around_any_algorithm(algorithm):
     """One round of momentum with half a step goes half the way of the algorithm."""
     half = {"server.optimizer": "momentum", "server.optimizer_lr": 0.5}
     context = tiny_context(algorithm=algorithm)
-    plain, _ = rounds_of(context)
+    plain, _ = known_rounds(algorithm=algorithm)
     stepped, _ = rounds_of(tiny_context(algorithm=algorithm, **half))
-    first = read_payload(rounds_of(context, 0)[0].aggregated, 32, context.task)
+    first = read_payload(first_checkpoint(context).aggregated, 32, context.task)
     w, there = (read_payload(c.aggregated, 32, context.task) for c in (stepped, plain))
     for name in w:
         if "running" not in name and not name.endswith((".low", ".high")):
@@ -187,8 +199,8 @@ def test_the_server_steps_before_it_trains_the_aggregate(monkeypatch):
     context = tiny_context(algorithm="fed_refine", **half)
     after, (line,) = rounds_of(context, operators=Spy)
     ((start, trained, loss),) = seen
-    average = read_payload(rounds_of(tiny_context(algorithm="fed_simclr"))[0].aggregated, 32, context.task)
-    first = read_payload(rounds_of(context, 0)[0].aggregated, 32, context.task)
+    average = read_payload(known_rounds(algorithm="fed_simclr")[0].aggregated, 32, context.task)
+    first = read_payload(first_checkpoint(context).aggregated, 32, context.task)
     for name, x in average.items():
         want = x if "running" in name else first[name] + 0.5 * (x - first[name])
         assert torch.allclose(start[name], want, rtol=2e-3, atol=1e-4), name
@@ -205,8 +217,8 @@ def test_an_algorithm_without_an_aggregate_is_refused():
             configured_server(ALGORITHMS["local_only"], tiny(algorithm="local_only", **change))
 
 
-def test_the_average_is_what_is_handed_out(tmp_path):
-    result = start(tiny(rounds=3, **{"server.ema": 0.8}), tmp_path / "run", say=silent)
+def test_the_average_is_what_is_handed_out():
+    result = known_run(rounds=3, **{"server.ema": 0.8})
     checkpoint = RunFolder(result.folder).latest()
     average = part_of(checkpoint.server_state, "ema")
     handed = read_payload(checkpoint.aggregated, 32, tiny_context().task)
@@ -216,20 +228,26 @@ def test_the_average_is_what_is_handed_out(tmp_path):
 
 
 @pytest.mark.parametrize("settings", OPTIMIZED, ids=lambda s: "-".join(map(str, s.values())))
-def test_resumed_bit_for_bit(settings, tmp_path, monkeypatch):
-    config = tiny(rounds=3, **settings)
+def test_a_checkpoint_holds_all_that_the_next_round_needs(settings, tmp_path):
+    context = tiny_context(rounds=3, images=80, **settings)
+    folder = RunFolder.create(tmp_path / "run", overwrite=False)
+    with Pool(context) as pool:
+        engine = InProcess(pool)
+        kept, _ = played(context, engine, pool, 2)
+        folder.save(kept)
+        (whole, line), (parts, again) = (play_round(context, engine, pool, c, 2) for c in (kept, folder.latest()))
+    assert whole.server_state and equal(whole.server_state, parts.server_state)
+    assert not equal(whole.server_state, kept.server_state)
+    assert (whole.payloads, whole.aggregated) == (parts.payloads, parts.aggregated)
+    timeless, same = ({k: v for k, v in x.items() if not k.endswith("_seconds")} for x in (line, again))
+    assert timeless == same
+
+
+def test_resumed_bit_for_bit(tmp_path):
+    config = tiny(rounds=3, **OPTIMIZED[-1])
     whole = start(config, tmp_path / "whole", say=silent)
-    real = RunFolder.save
-
-    def killed(self, checkpoint):
-        real(self, checkpoint)
-        if checkpoint.rounds_done == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "save", killed)
-        with pytest.raises(KeyboardInterrupt):
-            start(config, tmp_path / "parts", say=silent)
+    with stopped_after(2):
+        start(config, tmp_path / "parts", say=silent)
     parts = resume(tmp_path / "parts", say=silent)
     assert figures(parts) == figures(whole) and model_bytes(parts.folder) == model_bytes(whole.folder)
     one, two = (RunFolder(run.folder).latest().server_state for run in (whole, parts))

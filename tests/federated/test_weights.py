@@ -27,9 +27,9 @@ AVERAGING = {a.server: n for n, a in ALGORITHMS.items() if a.has_clients and a.f
 
 def weighted(wrap, before, parts, weights, bits, inside=lambda server: server):
     """The round of a server part that averages these states, with other weights; a statistic comes with every state."""
-    before = {"a.weight": torch.tensor(before), "bn.running_mean": torch.tensor([0.0])}
+    before = {"a.weight": torch.tensor(before), "bn.running_mean": torch.tensor([1.0, 0.0])}
     parts = {
-        n: {"a.weight": torch.tensor(w), "bn.running_mean": torch.tensor([float(i)])}
+        n: {"a.weight": torch.tensor(w), "bn.running_mean": torch.tensor([1.0, float(i)])}
         for i, (n, w) in enumerate(parts.items())
     }
 
@@ -39,7 +39,7 @@ def weighted(wrap, before, parts, weights, bits, inside=lambda server: server):
     operators = SimpleNamespace(before=lambda: before)
     state, found = inside(wrap(server))({}, SimpleNamespace(bits=bits), operators)
     assert state == {} and sum(found.weights.values()) == pytest.approx(1, abs=1e-12)
-    assert found.aggregate["bn.running_mean"] == average(parts, weights)["bn.running_mean"]
+    assert torch.equal(found.aggregate["bn.running_mean"], average(parts, weights)["bn.running_mean"])
     return found
 
 

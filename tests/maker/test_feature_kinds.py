@@ -12,16 +12,14 @@ from fedqssl.maker.finished_run import FinishedRun
 from fedqssl.maker.personal import device_bytes, device_file
 from fedqssl.maker.probing import ProbeSettings, probe_client
 from fedqssl.models.features import FEATURES
-from fedqssl.runs import start
-from tiny_run import silent, tiny
+from tiny_run import known_run
 
 DIM = {"pooled": 32, "grid2": 4 * 32, "stages": 32 + 16 * 8}
 
 
 @pytest.fixture(scope="module", params=FEATURES)
-def run(request, tmp_path_factory):
-    config = tiny(rounds=1, features=request.param, **{"evaluation.knn_every": 0})
-    return FinishedRun.open(start(config, tmp_path_factory.mktemp("run") / "run", say=silent).folder)
+def run(request):
+    return FinishedRun.open(known_run(rounds=1, features=request.param).folder)
 
 
 @pytest.mark.parametrize("client", ["client-00", "client-01", "client-02"])

@@ -17,7 +17,7 @@ from fedqssl.federated.context import build_simulation
 from fedqssl.federated.state import read_payload
 from fedqssl.report import write_report
 from fedqssl.report.clients_section import rank_correlation
-from fedqssl.report.data import read_run, short_best
+from fedqssl.report.data import ReportError, read_run, short_best
 from fedqssl.report.layers import LayerErrors, layer_errors
 from fedqssl.report.overview import differences
 from fedqssl.report.svg import el
@@ -122,11 +122,15 @@ def test_a_collapse_is_told_in_plain_words(made):
 
 
 def test_names_from_outside_are_escaped(made):
-    names = ["<script>alert(1)</script>", 'a"b&c', "c-3", "c-4"]
-    names[0] = names[0].replace("/", "")
-    text = report(made(clients=4, rounds=2, names=names))
+    run = made(clients=4, rounds=2, names=["a&b", "c'2 onload=x", "c-3", "c-4"])
+    data = json.loads((run / "data.json").read_text())
+    (run / "data.json").write_text(json.dumps({**data, "class_names": ["<script>alert(1)</script>", 'a"b']}))
+    text = report(run)
     assert "<script>alert" not in text and "&lt;script&gt;alert" in text and 'a"b' not in text
+    assert "a&amp;b" in text and "a&b" not in text and "c'2" not in text
     assert Page(text).open == []
+    with pytest.raises(ReportError, match="not a client's name"):
+        report(made(clients=4, rounds=2, names=["<script>alert(1)", "c-2", "c-3", "c-4"]))
     assert el("title", "<b>", class_='"') == '<title class="&#34;">&lt;b&gt;</title>'
 
 

@@ -21,7 +21,7 @@ from fedqssl.engines.pool import Pool
 from fedqssl.runs import RunError, RunFolder, resume, start
 from fedqssl.runs.folder import Checkpoint, RunTotals
 from fedqssl.runs.round import first_checkpoint, play_round
-from tiny_run import TINY, figures, model_bytes, silent, tiny, tiny_context
+from tiny_run import TINY, figures, known_run, model_bytes, silent, tiny, tiny_context
 
 SUPPORT = Path(__file__).parents[1] / "support"
 PATIENCE = 600
@@ -30,16 +30,9 @@ QUICK = [("clients:1", "parent", 2), ("saving", "group", 1), ("handing out", "gr
 PLACES = ["clients:0", "clients:3", "de-quantize:1", "re-quantize:1", "metrics", "renaming", "evaluation:1"]
 
 
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    monkeypatch.setattr("fedqssl.runs.finalize.draw", lambda context, folder: [])
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedqssl.runs.finalize.draw", lambda context, folder: [])
-        return start(tiny(), tmp_path_factory.mktemp("runs") / "whole", say=silent)
+@pytest.fixture
+def finished():
+    return known_run()
 
 
 def until(condition, what: str) -> None:
@@ -95,7 +88,10 @@ def launched(*words: str) -> subprocess.Popen:
 
 
 def as_if_never_interrupted(folder: Path, finished) -> None:
-    result = resume(folder, say=silent) if (folder / "config.toml").exists() else start(tiny(), folder, say=silent)
+    settings = folder / "config.toml"
+    if settings.exists():  # where a run goes on is the user's to choose, and workers take seconds to start
+        settings.write_text(settings.read_text().replace("workers = 2", "workers = 1"))
+    result = resume(folder, say=silent) if settings.exists() else start(tiny(), folder, say=silent)
     assert model_bytes(folder) == model_bytes(finished.folder)
     assert figures(result) == figures(finished)
     assert [json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2]

@@ -14,14 +14,14 @@ from fedqssl.lowbit import load_bytes
 from fedqssl.models.network import feature_extractor
 from fedqssl.runs import RunFolder, RunResult, start
 from fedqssl.runs.evaluate import MONITOR_IMAGES, client_accuracy, global_accuracy, knn_monitor
-from tiny_run import model_bytes, rounds_of, silent, tiny, tiny_context
+from tiny_run import known_rounds, known_run, model_bytes, rounds_of, silent, tiny, tiny_context
 
 QUIET = {"evaluation.knn_every": 0}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> RunResult:
-    return start(tiny(**QUIET), tmp_path_factory.mktemp("evaluated") / "run", say=silent)
+@pytest.fixture
+def finished() -> RunResult:
+    return known_run()
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_the_last_aggregate_is_probed_with_training_labels_and_judged_on_test_im
 
     last = RunFolder(finished.folder).latest()
     assert last.rounds_done == finished.rounds
-    first, _ = rounds_of(context, 1)
+    first, _ = known_rounds(1)
     right = probed(last.aggregated, train.images[part], train.labels[part])
     assert global_accuracy(context, 32, last.aggregated) == right
     assert kind == "fixed" or finished.global_accuracy == right
@@ -106,7 +106,7 @@ def test_the_monitor_knows_training_images_and_asks_about_test_images(finished, 
 def test_supervised_clients_are_judged_after_training_on_their_own_images_once_more(tmp_path):
     """PAPER-TO-CODE, section 8: the client's own s-bit model after local training, on its own held-out images."""
     changes = {"algorithm": "fed_avg", "images": 400, "bits": [4, 8, 8], "lr": 0.1, "lr_schedule": "cosine"}
-    finished = start(tiny(**changes, **QUIET), tmp_path / "run", say=silent)
+    finished = start(tiny(**changes), tmp_path / "run", say=silent)
     context = tiny_context(**changes)
     models, train = model_bytes(finished.folder), context.train
     job = context.job(finished.rounds, 0.1 * 0.5)  # the rate of the second of two rounds, half way down the cosine

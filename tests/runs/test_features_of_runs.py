@@ -11,7 +11,7 @@ from fedqssl.report import write_report
 from fedqssl.runs import start
 from fedqssl.runs.evaluate import MONITOR_IMAGES, knn_monitor, load, some
 from fedqssl.runs.folder import RunFolder
-from tiny_run import figures, model_bytes, silent, tiny, tiny_context
+from tiny_run import figures, known_run, model_bytes, silent, tiny, tiny_context
 
 DIM = {"pooled": 32, "grid2": 4 * 32, "stages": 32 + 16 * 8}
 FLAT = """
@@ -22,14 +22,14 @@ class Flat(nn.Sequential):
 """
 
 
-@pytest.fixture(scope="module")
-def pooled(tmp_path_factory):
-    return start(tiny(rounds=1), tmp_path_factory.mktemp("pooled") / "run", say=silent)
+@pytest.fixture
+def pooled():
+    return known_run(rounds=1)
 
 
 @pytest.mark.parametrize("kind", ["grid2", "stages"])
 def test_accuracies_and_signals_are_of_the_runs_features(pooled, kind, tmp_path):
-    result = start(tiny(rounds=1, features=kind), tmp_path / "run", say=silent)
+    result = known_run(rounds=1, features=kind)
     assert model_bytes(result.folder) == model_bytes(pooled.folder)  # training looks at none of it
     assert result.protocol != pooled.protocol
     line, context = json.loads((result.folder / "metrics.jsonl").read_text()), tiny_context(features=kind)
@@ -42,7 +42,7 @@ def test_accuracies_and_signals_are_of_the_runs_features(pooled, kind, tmp_path)
     part = some(len(train.images), 100)
     x, y = extract_features(encoder, train.images[part]), extract_features(encoder, test.images)
     assert result.global_accuracy == logistic_accuracy(x, train.labels[part], y, test.labels, 10)
-    assert "<html" in write_report(result.folder).read_text()
+    assert "<html" in write_report(result.folder, tmp_path / "report.html").read_text()
 
 
 def test_views_may_be_smaller_than_the_images(tmp_path):
@@ -58,11 +58,8 @@ def test_too_few_stages_are_refused_before_training(tmp_path, monkeypatch):
     assert "\n" not in str(found.value) and not (tmp_path / "x").exists()
 
 
-def test_a_supervised_run_is_the_same_with_any_features(tmp_path):
-    runs = [
-        start(tiny(algorithm="fed_avg", rounds=1, features=kind), tmp_path / kind, say=silent)
-        for kind in ("pooled", "stages")
-    ]
+def test_a_supervised_run_is_the_same_with_any_features():
+    runs = [known_run(algorithm="fed_avg", rounds=1, features=kind) for kind in ("pooled", "stages")]
     assert model_bytes(runs[0].folder) == model_bytes(runs[1].folder)
     first, second = (figures(run) for run in runs)
     assert first.pop("protocol") != second.pop("protocol") and first == second

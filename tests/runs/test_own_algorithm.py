@@ -8,6 +8,7 @@ import pytest
 from fedqssl.cli.main import main
 from fedqssl.federated.algorithms import AlgorithmError, get_algorithm
 from fedqssl.runs import RunFolder
+from tiny_run import stopped_after
 
 SOURCE = '''
 """Averages, and counts its rounds in the server's state."""
@@ -51,17 +52,11 @@ def command(*words) -> int:
     return 0
 
 
-def test_it_runs_resumes_and_is_planned_compared_and_reported(here, monkeypatch, capsys):
-    real = RunFolder.save
-
-    def killed(self, checkpoint):
-        real(self, checkpoint)
-        if checkpoint.rounds_done == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "save", killed)
+def test_it_runs_resumes_and_is_planned_compared_and_reported(here, capsys):
+    with stopped_after(2):
         assert command("run", "smoke", f"algorithm={NAME}", *SMALL, "workers=2", "--out", "run") == 130
+    settings = here / "run" / "config.toml"
+    settings.write_text(settings.read_text().replace("workers = 2", "workers = 1"))
     assert command("run", "--resume", "run") == 0
     assert RunFolder(here / "run").latest().server_state == {"rounds": 3}
     assert command("run", "smoke", f"algorithm={NAME}", *SMALL, "seed=1", "workers=1", "--out", "other") == 0

@@ -17,8 +17,8 @@ from fedqssl.federated.context import build_simulation
 from fedqssl.federated.protocol import protocol
 from fedqssl.maker.finished_run import FinishedRun
 from fedqssl.report import write_report
-from fedqssl.runs import RunError, lifecycle, resume, start
-from tiny_run import model_bytes, silent, tiny
+from fedqssl.runs import RunError, resume, start
+from tiny_run import known_run, model_bytes, silent, stopped_after, tiny
 
 
 def public(folder, count=40, mode="L", seed=0):
@@ -28,21 +28,6 @@ def public(folder, count=40, mode="L", seed=0):
         pixels = Image.fromarray(draws.integers(0, 256, (20, 30, 3), dtype=np.uint8))
         pixels.convert(mode).save(folder / f"{i:02d}.png")
     return f"folder:{folder}"
-
-
-def stopped(config, out, monkeypatch):
-    """A run that ends after its first round."""
-    real = lifecycle.play_round
-
-    def once(context, engine, pool, before, number):
-        if number == 1:
-            raise KeyboardInterrupt
-        return real(context, engine, pool, before, number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(lifecycle, "play_round", once)
-        with pytest.raises(KeyboardInterrupt):
-            start(config, out, say=silent)
 
 
 def test_all_training_images_go_to_the_clients(tmp_path):
@@ -92,11 +77,12 @@ def test_comparisons_do_not_mix_buffers():
     assert protocol(tiny(buffer="digits", buffer_draw="last")) == found[1]
 
 
-def test_a_run_resumes_with_the_same_images_only(tmp_path, monkeypatch):
+def test_a_run_resumes_with_the_same_images_only(tmp_path):
     data = public(tmp_path / "public")
     config = tiny(buffer=data, buffer_images=20)
-    stopped(config, tmp_path / "a", monkeypatch)
-    stopped(config, tmp_path / "c", monkeypatch)
+    with stopped_after(1):
+        start(config, tmp_path / "a", say=silent)
+    shutil.copytree(tmp_path / "a", tmp_path / "c")
     result, whole = resume(tmp_path / "a", say=silent), start(config, tmp_path / "b", say=silent)
     assert model_bytes(tmp_path / "a") == model_bytes(tmp_path / "b") and result.protocol == whole.protocol
     assert (
@@ -106,8 +92,8 @@ def test_a_run_resumes_with_the_same_images_only(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "a/partition.json").read_text())["buffer"] == 20
     assert f"buffer 20 images of {data}" in " ".join(write_report(tmp_path / "a").read_text().split())
     assert FinishedRun.open(tmp_path / "a").context.buffer().shape[0] == 20
-    other = start(tiny(), tmp_path / "d", say=silent)
-    assert model_bytes(tmp_path / "d") != model_bytes(tmp_path / "a") and other.protocol != result.protocol
+    other = known_run()
+    assert model_bytes(other.folder) != model_bytes(tmp_path / "a") and other.protocol != result.protocol
     shutil.rmtree(tmp_path / "public")
     public(tmp_path / "public", seed=1)
     with pytest.raises(RunError, match=r"the data behind .* have changed"):

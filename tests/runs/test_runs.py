@@ -5,6 +5,7 @@ import gc
 import hashlib
 import json
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,18 +15,16 @@ import torch
 
 from fedqssl.engines.pool import Pool
 from fedqssl.engines.shared_images import SharedImages
-from fedqssl.federated.context import build_simulation
 from fedqssl.lowbit import load_bytes, to_bytes
 from fedqssl.lowbit.container import read_header
-from fedqssl.runs import RunError, RunFolder, RunResult, lifecycle, resume, start
-from fedqssl.runs.evaluate import global_accuracy
-from fedqssl.runs.progress import Progress
-from tiny_run import figures, model_bytes, rounds_of, silent, tiny, tiny_context
+from fedqssl.runs import RunError, RunFolder, RunResult, resume, start
+from fedqssl.runs.evaluate import evaluate, global_accuracy
+from tiny_run import figures, known_run, model_bytes, rounds_of, silent, tiny, tiny_context
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> RunResult:
-    return start(tiny(), tmp_path_factory.mktemp("runs") / "a", say=lambda line: None)
+@pytest.fixture
+def finished() -> RunResult:
+    return known_run()
 
 
 def test_a_run_leaves_what_it_promises(finished):
@@ -39,7 +38,7 @@ def test_a_run_leaves_what_it_promises(finished):
 
 
 def test_payloads_are_in_each_clients_bits_and_counted_by_their_length(finished):
-    context = build_simulation(tiny())
+    context = tiny_context()
     for name, data in model_bytes(finished.folder).items():
         bits = context.bits[name]
         assert read_header(data)["bits"] == str(bits) and finished.clients[name].bits == bits
@@ -66,24 +65,22 @@ def test_existing_folders_are_not_overwritten_and_finished_runs_only_read(finish
         resume(tmp_path)
 
 
-def test_two_workers_give_the_same_bytes(finished, tmp_path):
-    other = start(tiny(workers=2), tmp_path / "b", say=lambda line: None)
-    assert model_bytes(other.folder) == model_bytes(finished.folder)
-    assert figures(other) == figures(finished)
+class BackwardsPool(Pool):
+    """Notes what kinds of jobs there are, and does them in the opposite order."""
+
+    def run(self, what, function, jobs):
+        self.seen = {what: list(jobs), **getattr(self, "seen", {})}
+        done = super().run(what, function, dict(reversed(jobs.items())))
+        return dict(reversed(done.items()))
 
 
-def _process(context, *arguments) -> float:
-    """A judge that tells who judges."""
-    return float(os.getpid())
-
-
-def test_accuracies_are_judged_in_the_workers():
-    """Where there are two; and they are given all images, by way of one file."""
-    context, jobs = tiny_context(), {n: (n,) for n in ("a", "b", "c")}
-    with Pool(context, workers=2) as pool:
-        assert float(os.getpid()) not in pool.run("evaluation", _process, jobs).values()
-    with Pool(context, workers=1) as pool:
-        assert {*pool.run("evaluation", _process, jobs).values()} == {float(os.getpid())}
+def test_accuracies_are_jobs_of_the_pool(finished):
+    """So that workers judge, where there are any; whichever of them is ready first."""
+    context, own = tiny_context(), model_bytes(finished.folder)
+    with BackwardsPool(context) as pool:
+        found = evaluate(context, pool, {"": RunFolder(finished.folder).latest().aggregated}, own)
+    assert pool.seen == {"evaluation": [("global", ""), *(("local", name) for name in own)]}
+    assert found == (finished.global_accuracy, {name: c.local_accuracy for name, c in finished.clients.items()})
 
 
 def test_workers_get_no_second_copy_of_the_images():
@@ -96,8 +93,8 @@ def test_workers_get_no_second_copy_of_the_images():
             assert not theirs.images.untyped_storage().resizable()  # mapped, not allocated
 
 
-def test_no_room_for_the_workers_images(finished, tmp_path):
-    """One line that says what to do, nothing left open; with room, the run goes on to the same bytes."""
+def test_two_workers_give_the_same_bytes_if_there_is_room_for_their_images(finished, tmp_path):
+    """If not: one line that says what to do, and nothing left open; with room, the run can be resumed."""
     before = len(os.listdir("/proc/self/fd"))
 
     def on_a_full_disk(handle: int, mode: str):
@@ -110,34 +107,31 @@ def test_no_room_for_the_workers_images(finished, tmp_path):
             start(tiny(workers=2), tmp_path / "full", say=silent)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert figures(resume(tmp_path / "full", say=silent)) == figures(finished)
+    other = resume(tmp_path / "full", say=silent)
+    assert figures(other) == figures(finished) and model_bytes(other.folder) == model_bytes(finished.folder)
 
 
-def test_without_an_aggregated_model_the_mean_over_the_clients_counts(tmp_path):
-    alone, both = (
-        start(tiny(algorithm="local_only", rounds=1, workers=w), tmp_path / str(w), say=silent) for w in (1, 2)
-    )
-    assert figures(alone) == figures(both)
-    context, models = build_simulation(tiny(algorithm="local_only")), model_bytes(alone.folder)
+def test_without_an_aggregated_model_the_mean_over_the_clients_counts():
+    alone = known_run(algorithm="local_only", rounds=1)
+    context, models = tiny_context(algorithm="local_only"), model_bytes(alone.folder)
     each = [global_accuracy(context, context.bits[n], models[n]) for n in sorted(models)]
     assert alone.global_accuracy == sum(each) / 3 and len({*each}) > 1
+    with BackwardsPool(context) as pool:
+        assert evaluate(context, pool, models, {}) == (alone.global_accuracy, {})
 
 
-def test_labels_change_no_byte_of_pre_training(finished, tmp_path):
+def test_labels_change_no_byte_of_pre_training(finished):
     """With the partition fixed: its train/test cut is stratified, so it may look at labels; training may not."""
-    context = build_simulation(tiny())
+    context = tiny_context()
     labels = context.train.labels
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(9))
     assert not torch.equal(labels[order], labels)
     other = dataclasses.replace(context, train=dataclasses.replace(context.train, labels=labels[order]))
-    folder = RunFolder.create(tmp_path / "b", overwrite=False)
-    lifecycle.run_to_end(other, folder, Progress(lambda line: None))
-    assert model_bytes(folder.path) == model_bytes(finished.folder)
+    after, _ = rounds_of(other, finished.rounds)
+    assert after.payloads == model_bytes(finished.folder)
 
 
 def test_a_tampered_checkpoint_is_refused(finished, tmp_path):
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(finished.folder, copy)
     (copy / "result.json").unlink()
@@ -156,8 +150,8 @@ def test_unknown_names_list_what_there_is(changes, words, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_plain_averaging_runs_too_and_gives_other_models(finished, tmp_path):
-    other = start(tiny(algorithm="fed_simclr", rounds=1), tmp_path / "b", say=lambda line: None)
+def test_plain_averaging_runs_too_and_gives_other_models(finished):
+    other = known_run(algorithm="fed_simclr", rounds=1)
     line = json.loads((other.folder / "metrics.jsonl").read_text())
     samples = {n: c.samples for n, c in other.clients.items()}
     assert all(abs(w - samples[n] / sum(samples.values())) < 1e-12 for n, w in line["weights"].items())

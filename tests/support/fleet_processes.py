@@ -8,6 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fedqssl.cli.main import app
+from fedqssl.deploy import control
 from fedqssl.deploy.control import collect
 from fedqssl.deploy.fleet import Fleet
 from fedqssl.deploy.scaffold import make_fleet
@@ -72,9 +78,14 @@ class Processes:
             return process.wait(60)
 
     def server(self, *more) -> None:
+        began = time.time()
         words = "deploy", "server", self.fleet.path, "--buffer", f"folder:{self.pictures}/buffer", *more
         self.launch("server", "-m", "fedqssl.cli.main", *words)
-        until(lambda: self.fleet.serving() and self._listening(), "the server listens")
+        until(lambda: self.obeying(began) and self._listening(), "the server listens")
+
+    def obeying(self, since: float) -> bool:
+        """Whether a server that was launched at this time takes commands; it holds its lock long before that."""
+        return self.fleet.serving() and self.fleet.exchanged("nodes.json").get("time", 0.0) > since
 
     def _listening(self) -> bool:
         assert self.running["server"].poll() is None, self.said("server")
@@ -92,15 +103,16 @@ class Processes:
             name, HERE / "strange_client.py", self.fleet.path, name, bits, f"folder:{self.pictures}/{name}", how
         )
 
-    def command(self, *words) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "fedqssl.cli.main", "deploy", *map(str, words)]
-        env = {**os.environ, "COLUMNS": "160"}
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=env)
+    def command(self, *words) -> Result:
+        """How a command ends that only talks to the fleet's folder; it needs no process of its own."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(control, "TAKEN", PATIENCE)
+            return CliRunner().invoke(app, ["deploy", *map(str, words)], env={"COLUMNS": "160"})
 
     def start(self, *words) -> str:
         """Start (or resume) a run and return its name."""
         done = self.command("start", self.fleet.path, *words)
-        assert done.returncode == 0, done.stderr + self.said("server")
+        assert done.exit_code == 0, f"{done.exception} {self.said('server')}"
         return done.stdout.split(" in ")[0].split()[-1]
 
     def state(self) -> str:

@@ -1,5 +1,6 @@
 """Small folders of pictures: what each party of a fleet has."""
 
+import functools
 from pathlib import Path
 
 CLIENTS = {"car-1": 4, "car-2": 8, "van-3": 32}
@@ -57,6 +58,14 @@ def in_one_place(folder: Path, **changes):
     partition = Partition(torch.arange(at, at + len(public)), splits)
     images = ImageSet(torch.cat([*parts, public]))
     return Simulation(config, task, dict(CLIENTS), images, ImageSet(public[:0]), partition)
+
+
+@functools.cache
+def rounds_in_one_place(folder: Path, count: int):
+    """Checkpoint and lines of the first rounds of that run; played once per process, so only look at them."""
+    from tiny_run import rounds_of
+
+    return rounds_of(in_one_place(folder), count)
 
 
 def words(**changes) -> list[str]:

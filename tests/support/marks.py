@@ -29,6 +29,7 @@ UNIT = (
     "test_marks.py",
     "test_mutants.py",
     "test_plotting.py",
+    "test_supply_chain.py",
 )
 INTEGRATION = (
     "cli",
@@ -47,7 +48,13 @@ INTEGRATION = (
     "federated/test_algorithms.py",
     "federated/test_client.py",
     "federated/test_context.py",
+    "federated/test_fed_seq.py",
     "federated/test_operators.py",
+    "federated/test_optimizers.py::test_a_checkpoint_holds_all_that_the_next_round_needs",
+    "federated/test_optimizers.py::test_around_any_algorithm",
+    "federated/test_optimizers.py::test_fedexp_extends_the_step_of_an_algorithm_that_averages",
+    "federated/test_optimizers.py::test_resumed_bit_for_bit",
+    "federated/test_optimizers.py::test_the_average_is_what_is_handed_out",
     "federated/test_robust.py::test_around_any_algorithm_that_averages",
     "federated/test_robust.py::test_max_share_reaches_a_run",
     "federated/test_updates.py::test_a_bad_upload_is_left_out_and_the_round_goes_on",

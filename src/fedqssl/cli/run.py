@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/<preset>-<number>.")]
 Resume = Annotated[Path | None, typer.Option(help="Resume the run in this folder.")]
 Engine = Annotated[str | None, typer.Option(help="Engine: in_process, or flower-sim for Flower's simulation on Ray.")]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="With --resume: an error if kernels, threads or versions changed since the start."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out if there is one.")]
 
 
@@ -34,6 +38,7 @@ def run(
     resume: Resume = None,
     overwrite: Overwrite = False,
     engine: Engine = None,
+    exact: Exact = False,
 ) -> None:
     """Pre-train across clients, or resume a run.
 
@@ -44,8 +49,12 @@ def run(
             raise ValueError(
                 "--resume uses the run's own configuration; leave out the settings, --out, --overwrite and --engine"
             )
-        _go(resume, None)
+        _go(resume, None, exact=exact)
         return
+    if exact:
+        raise ValueError(
+            "--exact belongs to --resume: it asks for the same bytes as if the run had not been interrupted"
+        )
     from fedqssl.config import load_config
 
     source, settings = split_words(words or ())
@@ -53,7 +62,7 @@ def run(
     _go(out if out is not None else next_folder(source), config, overwrite)
 
 
-def _go(folder: Path, config: RunConfig | None, overwrite: bool = False) -> None:
+def _go(folder: Path, config: RunConfig | None, overwrite: bool = False, exact: bool = False) -> None:
     """Start (or, without a configuration, resume) the run in this folder and print its final table."""
     console = Console()
     try:
@@ -62,7 +71,7 @@ def _go(folder: Path, config: RunConfig | None, overwrite: bool = False) -> None
 
         with TerminalProgress(console) as progress:
             if config is None:
-                result = runs.resume(folder, progress=progress)
+                result = runs.resume(folder, exact=exact, progress=progress)
             else:
                 result = runs.start(config, folder, overwrite=overwrite, progress=progress)
     except KeyboardInterrupt:

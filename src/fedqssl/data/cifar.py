@@ -25,10 +25,11 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Archive:
-    """Where an archive is published, and its checksum."""
+    """Where an archive is published, and its checksums; only MD5 is published with it."""
 
     url: str
     md5: str
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,11 @@ LAYOUTS: dict[str, Layout] = {
         label_key=b"labels",
         names_text="batches.meta.txt",
         names_pickle=("batches.meta", b"label_names"),
-        archive=Archive(f"{_URL}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+        archive=Archive(
+            f"{_URL}/cifar-10-binary.tar.gz",
+            "c32a1d4ab5d03f1284b67883e8d87530",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        ),
     ),
     "cifar100": Layout(
         title="CIFAR-100",
@@ -68,7 +73,11 @@ LAYOUTS: dict[str, Layout] = {
         label_key=b"fine_labels",
         names_text="fine_label_names.txt",
         names_pickle=("meta", b"fine_label_names"),
-        archive=Archive(f"{_URL}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+        archive=Archive(
+            f"{_URL}/cifar-100-binary.tar.gz",
+            "03b5dce01913d631647c71ecec9e9cb8",
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        ),
     ),
 }
 
@@ -116,7 +125,7 @@ def _find(layout: Layout, data_dir: Path | None) -> Path | None:
 def _fetch(layout: Layout, data_dir: Path | None, progress: DownloadProgress | None) -> Path:
     place = cache_folder() if data_dir is None else data_dir.expanduser()
     target = place / layout.archive.url.rpartition("/")[2]
-    archive = download(layout.archive.url, target, layout.archive.md5, progress)
+    archive = download(layout.archive.url, target, layout.archive.md5, progress, layout.archive.sha256)
     folder = unpack(archive, layout.binary, place)
     archive.unlink()
     return folder

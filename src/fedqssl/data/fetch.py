@@ -32,7 +32,9 @@ def cache_folder() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fedqssl"
 
 
-def download(url: str, target: Path, md5: str, progress: DownloadProgress | None = None) -> Path:
+def download(
+    url: str, target: Path, md5: str, progress: DownloadProgress | None = None, sha256: str | None = None
+) -> Path:
     """Download a file unless it exists with the right checksum; an interrupted download is resumed where it stopped.
 
     Partial data are kept in ``<target>.part``; the target appears only when it is complete and correct.
@@ -42,22 +44,21 @@ def download(url: str, target: Path, md5: str, progress: DownloadProgress | None
         target: where the file goes; its folder is made.
         md5: published checksum, in hexadecimal.
         progress: called after every piece.
+        sha256: another checksum, which also holds against somebody who changes the file on purpose.
 
     Raises:
         DataError: the server cannot be reached, or the file has another checksum.
     """
-    if target.is_file() and _md5(target) == md5:
+    if target.is_file() and not _wrong(target, md5, sha256):
         return target
     part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _receive_all(url, part, progress)
-        found = _md5(part)
-        if found != md5:
+        wrong = _wrong(part, md5, sha256)
+        if wrong:
             part.unlink()
-            raise DataError(
-                f"{url}: checksum is {found}, not {md5}; try again, or download it by hand into {target.parent}"
-            )
+            raise DataError(f"{url}: {wrong}; try again, or download it by hand into {target.parent}")
         part.replace(target)
     except OSError as error:  # the disk; errors of the network are handled above
         raise DataError(f"{target}: cannot be written ({line(error)}); free space or set FEDQSSL_CACHE") from error
@@ -127,13 +128,20 @@ def _range_total(headers: Any) -> int | None:
     return int(found[1]) if found else None
 
 
-def _md5(path: Path) -> str:
-    """The published checksums are MD5: good enough against accidental damage, which is their purpose."""
-    digest = hashlib.md5(usedforsecurity=False)
+def _wrong(path: Path, md5: str, sha256: str | None) -> str:
+    """Which checksum is not the expected one; empty if all are.
+
+    The published checksums are MD5, which are good against accidental damage only.
+    """
+    digests = [hashlib.md5(usedforsecurity=False), *([] if sha256 is None else [hashlib.sha256()])]
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+            for digest in digests:
+                digest.update(chunk)
+    for digest, expected in zip(digests, (md5, sha256), strict=False):
+        if digest.hexdigest() != expected:
+            return f"{digest.name.upper()} checksum is {digest.hexdigest()}, not {expected}"
+    return ""
 
 
 def unpack(archive: Path, member: str, into: Path) -> Path:

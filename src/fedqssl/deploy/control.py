@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedqssl.config import RunConfig, load_config, to_toml
 from fedqssl.config.load import parse_words
-from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError
+from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError, full
 from fedqssl.files import write_atomically, write_json
 
 LAST = "last.json"
@@ -128,9 +128,12 @@ def stop(fleet: Fleet) -> str:
 
 def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Show the run's log until it ends; returns its final status."""
-    log = fleet.runs / name / "log.txt"
+    log, warned = fleet.runs / name / "log.txt", False
     shown = log.stat().st_size if log.exists() else 0
     while True:
+        if not warned and (why := full(fleet.server, write=False)):
+            say(f"warning: {why}; until there is space, the run cannot continue, and its state here may be old")
+            warned = True
         status = fleet.exchanged("status.json")
         over = status.get("run") != name or status.get("state") in OVER or not fleet.serving()
         if log.exists():
@@ -160,7 +163,7 @@ def collect(fleet: Fleet) -> dict[str, Any]:
             "bytes_down": known.get("bytes_down", 0),
             "wire_received": node.get("received", 0),
             "wire_sent": node.get("sent", 0),
-            "refused": (status.get("refused") or {}).get(name),
+            "refused": (status.get("refused") or {}).get(name) or node.get("twin") or None,
         }
     run = {key: status.get(key) for key in ("run", "state", "error", "round", "rounds", "folder")}
     if not serving and run["state"] not in (None, *OVER):

@@ -6,13 +6,15 @@ On the server's machine it is complete. A client's machine has ``fleet.toml``, `
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedqssl.files import is_locked, locked, read_json_or_none
+from fedqssl.files import is_locked, locked, read_json_or_none, write_atomically
+from fedqssl.units import bytes_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,6 +23,8 @@ else:
 
 GOING, OVER = ("starting", "waiting", "running"), ("finished", "failed", "stopped")
 """States of a run in ``status.json``."""
+SPACE = 32 << 20
+"""Bytes that a server needs to begin: its state, logs, and the first models."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
@@ -98,6 +102,21 @@ class Fleet:
         """The values of a JSON file that the server's processes exchange, like ``status.json``; empty if it is missing."""
         values = read_json_or_none(self.server / name)
         return values if isinstance(values, dict) else {}
+
+
+def full(folder: Path, write: bool = True) -> str:
+    """What is wrong with the disk that a folder is on, tried by writing a little; empty if there is space."""
+    free = shutil.disk_usage(folder).free
+    if free < SPACE:
+        return f"the disk of {folder} is full ({bytes_text(free)} are left)"
+    if not write:
+        return ""
+    try:
+        write_atomically(folder / ".space", b"x" * 4096)
+        (folder / ".space").unlink()
+    except OSError as error:  # a quota, or a disk that has become read-only
+        return f"{folder} cannot be written to ({error.strerror or error})"
+    return ""
 
 
 def only_one(folder: Path, what: str) -> AbstractContextManager[None]:

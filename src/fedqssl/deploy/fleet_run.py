@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from fedqssl.files import write_json
 from fedqssl.runs.describe import describe_data
 from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.folder import Checkpoint, RunFolder
-from fedqssl.runs.lifecycle import Logged, check_model, environment, play_to_end, pool_of
+from fedqssl.runs.lifecycle import Logged, check_model, check_surroundings, environment, play_to_end, pool_of
 from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import RunResult
 from fedqssl.runs.round import first_checkpoint, server_learning_rate
@@ -56,7 +57,8 @@ class FleetRun:
         try:
             result = self._play(shown)
         except BaseException as error:
-            self._status("failed", " ".join(str(error).split()) or type(error).__name__)
+            with suppress(OSError):  # of a full disk, which must not replace the error that matters
+                self._status("failed", " ".join(str(error).split()) or type(error).__name__)
             raise
         self.round, ends = result.rounds, result.clients.items()
         self.totals = {"up": {n: c.bytes_up for n, c in ends}, "down": {n: c.bytes_down for n, c in ends}}
@@ -75,6 +77,7 @@ class FleetRun:
         if known:
             self.roster = read_roster(read_json(self.folder.path / "roster.json"))
             self._check_images(images.context(self.config, self.roster))
+            check_surroundings(self.config, self.folder, shown)
         before = dict(self.roster)
         run, context = self._identity(), images.context(self.config, self.roster)
         check_model(context)

@@ -39,6 +39,9 @@ PUSHES: dict[str, Push] = {"/v1/fleet/push-messages": PushMessagesRequest, "/v1/
 ARRAY = ["dtype", "shape", "stype", "arraychunk_ids"]
 MAX_LIST = 1 << 16
 """Bytes of the text that lists an array's pieces; that of 4 GiB has about five thousand."""
+JOIN = "/v1/fleet/activate-node"
+TWIN_SECONDS, JOINS = 120.0, 5
+"""Two machines with one key push each other out: they join this often, or come from two addresses, within this time."""
 KEPT = 64
 """Number of messages per client whose sizes are remembered."""
 
@@ -53,11 +56,38 @@ class RefusedError(ValueError):
 
 @dataclass
 class Traffic:
-    """One client's traffic since the server started: bytes of accepted requests and of their responses, and the last time."""
+    """One client's traffic since the server started: bytes of accepted requests and of their responses, and the last time.
+
+    ``twin`` says that its key seems to be used by two machines.
+    """
 
     received: int = 0
     sent: int = 0
     last_seen: float = 0.0
+    twin: str = ""
+
+
+@dataclass
+class Places:
+    """Where a client's requests come from: a copied folder shows as two addresses in turn, or as joining again and again."""
+
+    address: str = ""
+    before: str = ""
+    moved: float = -TWIN_SECONDS
+    joined: list[float] = field(default_factory=list)
+
+    def look(self, address: str, joins: bool, now: float) -> str:
+        """Why two machines seem to use the key; empty if nothing is odd."""
+        why = ""
+        if address != self.address:
+            if address == self.before and now - self.moved < TWIN_SECONDS:
+                why = f"its key is used from {address} and {self.address} in turn"
+            self.before, self.address, self.moved = self.address, address, now
+        if joins:
+            self.joined = [*(then for then in self.joined if now - then < TWIN_SECONDS), now][-JOINS:]
+            if len(self.joined) == JOINS:
+                why = why or f"it joined {JOINS} times in {TWIN_SECONDS:.0f} s"
+        return f"{why}; was its folder copied? Every machine needs a client name and a key of its own" if why else ""
 
 
 @dataclass
@@ -114,6 +144,7 @@ class Guard:
     names: dict[bytes, str] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
     outboxes: dict[str, Outbox] = field(default_factory=dict)
+    places: dict[str, Places] = field(default_factory=dict)
 
     def know(self, name: str, public_key: bytes) -> None:
         """Count what is sent with this key as this client's."""
@@ -158,6 +189,15 @@ class Guard:
             size.length, size.pieces = size.length - len(body), size.pieces - listed
         elif status:
             seen.received, seen.sent, seen.last_seen = seen.received + len(body), seen.sent + sent, time.time()
+            self._look(name, seen, scope)
+
+    def _look(self, name: str, seen: Traffic, scope: Scope) -> None:
+        """Notice a client whose key two machines use, and name it."""
+        place = self.places.setdefault(name, Places())
+        why = place.look(_peer(scope), scope["path"] == JOIN, time.monotonic())
+        if why and not seen.twin:
+            self.events.note("two machines", client=name, why=why)
+        seen.twin = why or seen.twin
 
     def _prove(self, scope: Scope) -> None:
         """The key was found before the body is read; whether the signature is right, the SuperLink checks after it."""

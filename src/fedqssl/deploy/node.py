@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -60,6 +61,8 @@ REFUSED = (401, 403, 412)
 REFUSALS = 3
 """A key that was just added to the server's folder takes a second or two to be recognised."""
 AWAY = (502, 503, 504)
+SKEW = 4.0
+"""Seconds by which clocks may differ; Flower refuses a signature from 5 s in the future, or from 5 minutes ago."""
 MAX_OBJECTS = 1000
 """Pieces of a message: ours have six and one more for every 5 MiB."""
 
@@ -114,6 +117,7 @@ def _admit(to: Connection) -> None:
             refused += error.response.status_code in REFUSED
             if refused >= REFUSALS:
                 to.events.note("refused", server=to.fleet.address, status=error.response.status_code)
+                _check_clock(to, error.response)
                 raise FleetError(
                     f"the server at {to.fleet.address} refuses {to.name} ({error.response.status_code}): its key is unknown "
                     f"there, or another process has just used it; copy {to.home / 'key.pub'} into clients/{to.name}/ "
@@ -131,10 +135,33 @@ def _admit(to: Connection) -> None:
         time.sleep(RETRY)
 
 
+def clock_difference(response: httpx.Response) -> float:
+    """Seconds by which this machine's clock is ahead of the server's, which every response states; 0 within a tolerance."""
+    try:
+        there = parsedate_to_datetime(response.headers.get("date", "")).timestamp()
+    except (ValueError, TypeError):
+        return 0.0
+    ahead = time.time() - there
+    return ahead if abs(ahead) > SKEW else 0.0
+
+
+def _check_clock(to: Connection, response: httpx.Response) -> None:
+    """A signature is of the time: with another time than the server's, every key is refused."""
+    ahead = clock_difference(response)
+    if ahead:
+        where = "ahead of" if ahead > 0 else "behind"
+        raise FleetError(
+            f"the server at {to.fleet.address} refuses {to.name}: this machine's clock differs by {abs(ahead):.0f} s (it is "
+            f"{where} the server's); let NTP set both clocks, for example with timedatectl set-ntp true"
+        )
+
+
 def _why(error: Exception) -> str:
     """The error in a few words."""
     if isinstance(error, httpx.HTTPStatusError):
-        return f"HTTP status {error.response.status_code}"
+        ahead = clock_difference(error.response)
+        clock = f"; the clock differs by {abs(ahead):.0f} s from the server's" if ahead else ""
+        return f"HTTP status {error.response.status_code}{clock}"
     return " ".join(f"{type(error).__name__} {error}".split())
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one, stop_like_ctrl_c
+from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, full, only_one, stop_like_ctrl_c
 from fedqssl.deploy.supervisor import Supervisor
 from fedqssl.engines.flower import hush
 from fedqssl.listen import ConnectionLimits, Doors, bind, limited_protocol
@@ -30,6 +30,8 @@ def serve(
         raise FleetError(
             f"{fleet.server} has no key: this is a client's copy of the fleet; start the server where you ran init"
         )
+    if why := full(fleet.server):
+        raise FleetError(f"{why}; free some space, then start the server again")
     for spec in filter(None, (data.buffer, data.labeled)):
         load_dataset(spec, "train", on_bad="skip")  # what cannot be read is an error now, not in an hour
     os.environ["FLWR_HOME"] = str(fleet.server / "flwr")

@@ -6,6 +6,7 @@ a round that the server repeats after a crash gives the same bytes, and the stor
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -38,7 +39,9 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # of somebody else's folder, which we may only use
+            path.chmod(0o700)  # what was made by an older version, or copied
 
     def recall(self, key: str) -> tuple[bytes, ClientMetrics] | None:
         """The reply sent in this same round, if it was one of the last."""

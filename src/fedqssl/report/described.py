@@ -50,7 +50,7 @@ class Described(BaseModel):
     """``data.json``; runs of older versions have none."""
 
     image: tuple[Side, Side, Side] | None = None
-    classes: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = None
+    classes: Annotated[int, Field(strict=True, ge=0, le=1 << 20)] | None = None
     class_names: list[str] | None = None
     labels: dict[Name, Counts] | None = None
 

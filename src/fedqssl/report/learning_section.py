@@ -182,10 +182,10 @@ def weights(run: RunData, theme: Theme) -> Section:
 
 
 def _weights_by_bits(run: RunData, theme: Theme) -> Figure | None:
-    """Summed weight of each bitwidth."""
-    if len(theme.bits) < 2:
-        return None
+    """Summed weight of each bitwidth; says nothing where bitwidths take turns."""
     weighted, lines = [(float(r["round"]), r["weights"]) for r in run.rounds if r.get("weights")], []
+    if len(theme.bits) < 2 or any({run.bits.get(n) for n in of} < set(theme.bits) for _, of in weighted):
+        return None
     for bits in theme.bits:
         sums = [(n, sum(w for name, w in of.items() if run.bits.get(name) == bits)) for n, of in weighted]
         lines.append(Series(bits_words(bits), sums, theme.mark(bits), strong=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,9 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
-from fedqssl import __version__
 from fedqssl.config import RunConfig, load_run_config, to_toml
 from fedqssl.config.keys import nearest
 from fedqssl.cost.planner import with_device_bits
@@ -31,7 +27,6 @@ from fedqssl.federated.context import Context, FleetContext, Simulation, build_s
 from fedqssl.federated.optimizers import configured_server
 from fedqssl.federated.protocol import protocol
 from fedqssl.files import absolute
-from fedqssl.quant import kernels
 from fedqssl.runs.controls import untrained_knn
 from fedqssl.runs.describe import describe_data
 from fedqssl.runs.equipment import Equipment
@@ -41,6 +36,7 @@ from fedqssl.runs.images_digest import images_digest
 from fedqssl.runs.progress import Progress, Say, round_line
 from fedqssl.runs.result import RunResult
 from fedqssl.runs.round import first_checkpoint, play_round
+from fedqssl.runs.surroundings import changes, surroundings
 from fedqssl.runs.tracking import check_tracking, tracking
 
 
@@ -138,12 +134,18 @@ def _loaded(config: RunConfig, progress: Progress) -> tuple[Simulation, list[str
 
 
 def resume(
-    folder: Path, *, say: Say = print, progress: Progress | None = None, images_of: RunConfig | None = None
+    folder: Path,
+    *,
+    exact: bool = False,
+    say: Say = print,
+    progress: Progress | None = None,
+    images_of: RunConfig | None = None,
 ) -> RunResult:
     """Resume a run from its last checkpoint, bit for bit; the result of a finished run is only read.
 
     Args:
         folder: the run's folder.
+        exact: other kernels, threads, versions or instructions than the run began with are an error, not a warning.
         say: receives the lines of progress.
         progress: shows more than lines (a bar, for example); replaces ``say``.
         images_of: settings that say where the images are now, if not where the run's own settings say.
@@ -162,6 +164,7 @@ def resume(
         config = config.model_copy(update=places)
     _check(config)
     _check_same_settings(config, found)
+    check_surroundings(config, found, progress, exact)
     context, _ = _loaded(config, progress)
     _check_same_data(context, found)
     return run_to_end(context, found, progress)
@@ -192,6 +195,17 @@ def _check_same_settings(config: RunConfig, folder: RunFolder) -> None:
         )
 
 
+def check_surroundings(config: RunConfig, folder: RunFolder, progress: Progress, exact: bool = False) -> None:
+    """Say what has changed since the run began that its bytes depend on; with ``exact`` as an error."""
+    changed = changes(folder.read_json("environment.json"), surroundings(config))
+    if changed:
+        what = f"the rest of {folder.path} will not be byte for byte what it would have been ({'; '.join(changed)})"
+        if exact:
+            raise RunError(f"{what}; resume it where it began, or leave out --exact")
+        progress.say(f"warning: {what}")
+        folder.log(f"warning: {what}")
+
+
 def settings_digest(config: RunConfig) -> str:
     """Digest of everything that the run's bytes depend on except the images, which may be moved and have their own digest."""
     anywhere = config.model_copy(update={"data": "", "buffer": config.buffer and "moved"})
@@ -217,11 +231,7 @@ def environment(context: Context) -> dict[str, object]:
     return {
         "images_sha256": _images_digest(context),
         "settings": settings_digest(context.config),
-        "fedqssl": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "kernels": kernels.describe(),
+        **surroundings(context.config),
     }
 
 

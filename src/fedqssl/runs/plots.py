@@ -34,7 +34,11 @@ def _curves(folder: RunFolder) -> Any:
     axes[1].set(title="kNN accuracy of the global model", xlabel="round", ylabel="%")
     names = sorted({name for line in lines for name in line["weights"]})
     for name in names:
-        axes[2].plot(rounds, [line["weights"].get(name) for line in lines], label=name)
+        took_part = [(line["round"], line["weights"][name]) for line in lines if name in line["weights"]]
+        style = (
+            "-" if len(took_part) == len(lines) else ".:"
+        )  # clients that take turns have no line from round to round
+        axes[2].plot(*zip(*took_part, strict=True), style, linewidth=1.5 if style == "-" else 0.5, label=name)
     axes[2].set(title="Aggregation weights", xlabel="round", ylabel="p_k", ylim=(0, None))
     if 0 < len(names) <= 12:
         axes[2].legend(fontsize=6, ncols=2)

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fake_runs import fake_run
 from fedqssl.cli.main import app
+from fedqssl.runs import run_cells
 from fedqssl.studies.paper.catalogue import FIGURES, TABLES
 
 pytest.importorskip("matplotlib")
@@ -44,50 +46,85 @@ def killed(folder: Path) -> None:
         time.sleep(0.02)
 
 
-def test_all_at_scale_smoke_and_the_same_after_a_kill(tmp_path):
-    began = time.process_time()
-    result = runner.invoke(app, ["reproduce", "all", "--scale", "smoke", "--out", str(tmp_path / "all")])
+def made(folder: Path, *names: str, more=()) -> None:
+    result = runner.invoke(app, ["reproduce", *names, "--scale", "smoke", "--out", str(folder), *more])
     assert result.exit_code == 0, result.output
-    assert time.process_time() - began < 600
+
+
+def points(folder: Path, figure: str) -> list[dict]:
+    found: list[dict] = json.loads((folder / f"{figure}.json").read_text())["points"]
+    return found
+
+
+def check_everything(folder: Path) -> None:
+    """Every table and figure in every form."""
     wanted = {f"{name}.{ending}" for name in TABLES for ending in ("json", "md", "csv", "tex")}
     wanted |= {f"{name}.{ending}" for name in FIGURES for ending in ("json", "md", "csv", "tex", "png", "svg")}
-    files = {path.name for path in (tmp_path / "all").iterdir() if path.is_file()}
-    assert files == wanted | {"cells.csv"}
+    assert {path.name for path in folder.iterdir() if path.is_file()} == wanted | {"cells.csv"}
     for name, table in TABLES.items():
-        found = json.loads((tmp_path / "all" / f"{name}.json").read_text())
+        found = json.loads((folder / f"{name}.json").read_text())
         assert [(r["algorithm"], r["precision"]) for r in found["rows"]] == [
             (r.algorithm, r.precision) for r in table.rows
         ]
         assert all(0 <= r[key] <= 100 and r["seeds"] == 1 for r in found["rows"] for key in ("global", "local"))
         assert found["scale"] == "smoke" and not found["missing"] and "4 clients" in found["protocol"]
     for name in FIGURES:
-        found = json.loads((tmp_path / "all" / f"{name}.json").read_text())
-        assert len(found["points"]) >= 3
-        assert (tmp_path / "all" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    cost = {p["precision"]: p for p in json.loads((tmp_path / "all" / "figure1.json").read_text())["points"]}
+        assert len(points(folder, name)) >= 3
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    cost = {p["precision"]: p for p in points(folder, "figure1")}
     assert cost["config1"]["total"] < cost["config2"]["total"] < cost["full"]["total"] == cost["full"]["full_precision"]
     assert cost["config1"]["backward"] > cost["config1"]["forward"]
-    work = json.loads((tmp_path / "all" / "figure_server.json").read_text())["points"]
+    check_server_work(folder)
+
+
+def check_server_work(folder: Path) -> None:
+    work = points(folder, "figure_server")
     spent = {(p["algorithm"], p["server.dequantize_epochs"]): p["server_operations"] for p in work}
     assert spent["fed_qssl", 1] < spent["fed_qssl", 4]
     assert spent["server_only", 4] == pytest.approx(spent["fed_qssl", 4], rel=0.1)  # but for the averaging
 
+
+def test_all_from_made_up_runs(tmp_path, monkeypatch):
+    """The slow test below does the same with real ones."""
+    ran = []
+
+    def start(config, folder, *, progress):
+        ran.append(folder.name)
+        fake_run(folder, config, 0.1 + len(ran) / 100)
+
+    monkeypatch.setattr(run_cells, "start", start)
+    made(tmp_path, "all")
+    assert len(ran) == len(set(ran)) > 30
+    check_everything(tmp_path)
+
+
+@pytest.mark.slow
+def test_all_at_scale_smoke(tmp_path):
+    began = time.process_time()
+    made(tmp_path, "all")
+    assert time.process_time() - began < 600
+    check_everything(tmp_path)
+
+
+def test_the_same_table_after_a_kill(tmp_path):
+    """Real runs, of a table and of a figure that shares none of its cells; the table again, killed and resumed."""
+    made(tmp_path / "whole", "table_low", "figure_server")
+    check_server_work(tmp_path / "whole")
+    rows = json.loads((tmp_path / "whole" / "table_low.json").read_text())["rows"]
+    assert len(rows) == 4 and all(0 <= r[key] <= 100 for r in rows for key in ("global", "local"))
     killed(tmp_path / "killed")
-    again = ["reproduce", "table_low", "--scale", "smoke", "--out", str(tmp_path / "killed")]
-    result = runner.invoke(app, again)
-    assert result.exit_code == 0, result.output
+    made(tmp_path / "killed", "table_low")
     for ending in ("json", "md", "csv", "tex"):
         name = f"table_low.{ending}"
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     before = {path: os.stat(path).st_mtime_ns for path in (tmp_path / "killed" / "cells").glob("*/result.json")}
-    assert runner.invoke(app, again).exit_code == 0
+    made(tmp_path / "killed", "table_low")
     assert before == {path: os.stat(path).st_mtime_ns for path in before}
 
     (tmp_path / "killed" / "table_low.md").unlink()
-    result = runner.invoke(app, ["reproduce", "all", *again[2:], "--collect"])
-    assert result.exit_code == 0, result.output
+    made(tmp_path / "killed", "all", more=["--collect"])
     name = "table_low.md"
-    assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
+    assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert before == {path: os.stat(path).st_mtime_ns for path in before}
     assert {path.name for path in (tmp_path / "killed" / "cells").glob("*/")} == {path.parent.name for path in before}
 

@@ -1,0 +1,57 @@
+"""What a run's bytes depend on besides its settings and images: versions, kernels, instruction set, threads."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fedqssl import __version__
+from fedqssl.config import RunConfig
+from fedqssl.quant import kernels
+
+_WORDS = {
+    "fedqssl": "fedqssl",
+    "torch": "torch",
+    "machine": "machine",
+    "instructions": "torch's instruction set",
+    "threads": "threads",
+    "backend": "kernels",
+    "native_detail": "the kernels' instruction set",
+    "integer_convolution_detail": "integer convolution",
+}
+"""What must be equal for equal bytes, as a warning names it; the last three are of the kernels."""
+
+
+def surroundings(config: RunConfig) -> dict[str, object]:
+    """For ``environment.json``."""
+    return {
+        "fedqssl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": config.threads,
+        "kernels": kernels.describe(),
+    }
+
+
+def changes(noted: object, now: Mapping[str, object]) -> list[str]:
+    """What is different from the record of a run, like ``kernels native, now torch``; older records say less."""
+    before, after = _flat(noted), _flat(now)
+    known = [key for key in _WORDS if key in before and before[key] != after.get(key)]
+    if "backend" in known or after.get("backend") != "native":
+        known = [key for key in known if key != "native_detail"]  # which only the native kernels have
+    return [f"{_WORDS[key]} {before[key]}, now {after.get(key)}" for key in known]
+
+
+def _flat(values: object) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        return {}
+    inner = values.get("kernels")
+    return {**values, **(inner if isinstance(inner, Mapping) else {})}
+
+
+__all__ = ["changes", "surroundings"]
