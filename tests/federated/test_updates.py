@@ -16,7 +16,7 @@ from fedqssl.federated.updates import check_update, decode_update, encode_update
 from fedqssl.lowbit import ContainerError, LowBitOptions, to_bytes
 from fedqssl.lowbit.container import check_bytes, frame
 from fedqssl.quant.packing import packed_size
-from fedqssl.runs import start
+from fedqssl.runs import round, start
 from tiny_run import rounds_of, silent, tiny, tiny_context
 
 TASK = Task("small_cnn", 4, 3, "supervised", 0.5, 8, seed=0, options=LowBitOptions(), classes=10)
@@ -220,6 +220,7 @@ def test_a_finite_upload_that_makes_the_server_diverge_is_left_out(monkeypatch):
 
     context = tiny_context(images=80, bits=[4, 32, 8], **{"lowbit.weights": "value"})  # tanh would tame it
     spoil(monkeypatch, "fed_qssl", {"client-01"}, huge)
+    monkeypatch.setattr(round, "check_values", lambda received, found: None)  # which would name it before
     _, (line,) = rounds_of(context)
     assert line["rejected"] == {"client-01": "its loss on the buffer is not finite"}
     assert set(line["weights"]) == set(line["dequantize_loss"]) == {"client-00", "client-02"}

@@ -248,6 +248,7 @@ def _arrived(context: Context, names: list[str], valid: Replies, sent: Mapping[s
         local_steps=config.local_steps,
         temperature=config.aggregation.temperature,
         sent=sent,
+        max_share=config.aggregation.max_share,
     )
 
 

@@ -32,12 +32,26 @@ class Arrived:
     local_steps: int | None = None
     temperature: float = 1.0
     sent: Mapping[str, bytes] = field(default_factory=dict)
+    max_share: float = 1.0
 
     def shares(self, clients: Iterable[str] | None = None) -> dict[str, float]:
-        """``|D_k| / |D|`` over the clients that replied, or over some of them."""
+        """``|D_k| / |D|`` over the clients that replied, or over some of them, none above ``max_share``."""
         names = sorted(self.payloads if clients is None else clients)
         total = sum(self.samples[name] for name in names)
-        return {name: self.samples[name] / total for name in names}
+        return capped({name: self.samples[name] / total for name in names}, self.max_share)
+
+
+def capped(shares: Mapping[str, float], most: float) -> dict[str, float]:
+    """``min(c p_k, most)`` with the c that makes the sum 1; equal shares if there are too few clients for that."""
+    found, at_most = dict(shares), set[str]()
+    while over := {name for name, p in found.items() if p > most} - at_most:
+        at_most |= over
+        rest = sum(p for name, p in shares.items() if name not in at_most)
+        left = 1 - most * len(at_most)
+        if left <= 0 or rest == 0:
+            return dict.fromkeys(shares, 1 / len(shares))
+        found = {name: most if name in at_most else left / rest * p for name, p in shares.items()}
+    return found
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,26 @@ from fedqssl.federated.algorithms.base import Algorithm, Arrived, Round, Server,
 from fedqssl.federated.optimizers.adam import with_adam
 from fedqssl.federated.optimizers.agreement import with_weights_by_agreement
 from fedqssl.federated.optimizers.bits import with_weights_by_bits
+from fedqssl.federated.optimizers.clip import with_clip
 from fedqssl.federated.optimizers.ema import with_ema
 from fedqssl.federated.optimizers.fedexp import with_fedexp
+from fedqssl.federated.optimizers.krum import with_krum
 from fedqssl.federated.optimizers.mask import with_mask
+from fedqssl.federated.optimizers.median import with_median
 from fedqssl.federated.optimizers.momentum import with_momentum
+from fedqssl.federated.optimizers.trimmed import with_trimmed_mean
 
 DEFAULT_LR = {"momentum": 1.0, "adam": 0.01, "fedexp": 3.0}
 WEIGHTS = {"bits": with_weights_by_bits, "agreement": with_weights_by_agreement, "mask": with_mask}
+
+ROBUST = {"median": with_median, "trimmed": with_trimmed_mean, "krum": with_krum, "clip": with_clip}
 
 
 def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
     """The algorithm's server part with what the settings put around it.
 
-    ``aggregation.weights`` averages once more, ``server.optimizer`` steps from the model before the round towards the result, the
-    algorithm refines it, ``server.ema`` averages over rounds.
+    ``aggregation.weights`` averages once more (or ``aggregation.robust`` does something else), ``server.optimizer`` steps
+    from the model before the round towards the result, the algorithm refines it, ``server.ema`` averages over rounds.
 
     Raises:
         ConfigError: the algorithm aggregates nothing that could be stepped or averaged.
@@ -44,8 +50,16 @@ def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
 
 
 def _weighted(algorithm: Algorithm, config: RunConfig) -> Server:
-    """The server part with ``aggregation.weights``."""
-    chosen = config.aggregation.weights
+    """The server part with ``aggregation.weights`` or ``aggregation.robust``."""
+    chosen, robust = config.aggregation.weights, config.aggregation.robust
+    if robust != "none":
+        if not (algorithm.has_clients and algorithm.federates):
+            raise ConfigError(f"{algorithm.name} averages no clients' models, so aggregation.robust must stay 'none'")
+        if chosen != "algorithm":
+            raise ConfigError(
+                f"aggregation.weights = {chosen!r} averages, which aggregation.robust replaces; choose one"
+            )
+        return ROBUST[robust](algorithm.server)
     if chosen == "algorithm":
         return algorithm.server
     if not (algorithm.has_clients and algorithm.federates):
