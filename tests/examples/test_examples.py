@@ -20,7 +20,19 @@ def example(monkeypatch):
 
 
 def test_all_are_tested():
-    assert {p.stem for p in EXAMPLES.glob("*.py")} == {"own_photos", "own_backbone", "own_bits", "run_to_onnx"}
+    known = {"own_photos", "own_backbone", "own_bits", "run_to_onnx", "rendered_signs"}
+    assert {p.stem for p in EXAMPLES.glob("*.py")} == known
+
+
+def test_rendered_signs(example, tmp_path):
+    """Always the same pictures, another one each, of all kinds."""
+    for out in ("one", "two"):
+        example("rendered_signs").main(str(tmp_path / out), 86, 43)
+    made = {path.relative_to(tmp_path / "one"): path for path in (tmp_path / "one").rglob("*.png")}
+    assert len(made) == 129 and len({path.parent for path in made.values()}) == 86
+    assert all(path.read_bytes() == (tmp_path / "two" / name).read_bytes() for name, path in made.items())
+    assert len({path.read_bytes() for path in made.values()}) == 129
+    assert Image.open(next(iter(made.values()))).size == (40, 40)
 
 
 def test_own_photos(example, tmp_path, capsys):
