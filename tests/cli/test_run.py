@@ -35,7 +35,7 @@ def runs(monkeypatch, tmp_path):
         module.calls.append(("start", config, out, overwrite))
         return finish(out, progress)
 
-    def resume(folder, *, progress):
+    def resume(folder, *, exact, progress):
         module.calls.append(("resume", folder))
         return finish(folder, progress)
 

@@ -43,6 +43,7 @@ OPTIMIZED = [
     {"algorithm": "fed_refine", "server.optimizer": "momentum", "server.steps": 3, "local_steps": 2},
     {"algorithm": "fed_distill", "server.optimizer": "fedexp", "server.steps": 3, "server.ema": 0.5},
 ]
+TRAIN_THE_AGGREGATE = ("fed_refine", "fed_distill", "fed_qssl_plus")
 
 
 def stepped(wrap, aggregates, start=0.0):
@@ -170,7 +171,7 @@ def test_momentum_of_nothing_is_the_algorithm():
 
 @pytest.mark.parametrize(
     "algorithm",
-    [n for n, a in ALGORITHMS.items() if a.federates and n not in ("fed_prox", "fed_refine", "fed_distill")],
+    [n for n, a in ALGORITHMS.items() if a.federates and n not in ("fed_prox", *TRAIN_THE_AGGREGATE)],
 )
 def test_around_any_algorithm(algorithm):
     """One round of momentum with half a step goes half the way of the algorithm."""

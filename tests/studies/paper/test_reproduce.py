@@ -88,7 +88,7 @@ def test_all_from_made_up_runs(tmp_path, monkeypatch):
     """The slow test below does the same with real ones."""
     ran = []
 
-    def start(config, folder, *, progress):
+    def start(config, folder, *, progress, as_written):
         ran.append(folder.name)
         fake_run(folder, config, 0.1 + len(ran) / 100)
 
