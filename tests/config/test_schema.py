@@ -16,7 +16,8 @@ client_cpus deadline local_steps server.steps distill.temperature image_size eva
 buffer buffer_images buffer_draw
 ssl.temperature server.dequantize_epochs server.requantize_epochs server.requantize_start server.lr
 server.optimizer server.momentum server.optimizer_lr
-server.ema aggregation.temperature aggregation.weights aggregation.robust aggregation.max_share lowbit.weights lowbit.rule
+server.ema aggregation.temperature aggregation.weights aggregation.robust aggregation.max_share aggregation.batch_norm
+lowbit.weights lowbit.rule
 lowbit.scale
 lowbit.rounding lowbit.activation_clip fedprox.mu evaluation.knn_every evaluation.probe_images
 evaluation.controls evaluation.classifier evaluation.probe

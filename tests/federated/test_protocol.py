@@ -144,7 +144,12 @@ def test_settings_of_the_server_that_came_later():
         ),
         *("server.steps=1", "server.steps=2", "local_steps=1", "local_steps=2", "distill.temperature=0.2"),
         *("aggregation.weights=bits", "aggregation.weights=agreement", "aggregation.weights=mask"),
-        *("aggregation.robust=median", "aggregation.robust=krum", "aggregation.max_share=0.5"),
+        *(
+            "aggregation.robust=median",
+            "aggregation.robust=krum",
+            "aggregation.max_share=0.5",
+            "aggregation.batch_norm=buffer",
+        ),
     )
     prints = {protocol(load_config("smoke", [word])) for word in words}
     assert len(prints | {RECORDED["smoke"]["fed_qssl"]}) == len(words) + 1

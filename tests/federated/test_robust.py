@@ -1,5 +1,6 @@
 """``aggregation.robust`` and ``aggregation.max_share``: every formula by hand, and around any algorithm that averages."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +16,10 @@ from fedqssl.federated.optimizers.median import with_median
 from fedqssl.federated.optimizers.robust import hostile
 from fedqssl.federated.optimizers.trimmed import with_trimmed_mean
 from fedqssl.federated.server.aggregate import average
+from fedqssl.federated.state import read_payload
 from fedqssl.lowbit.policy import is_statistic
 from fedqssl.runs import round
+from hostile import HOSTILE
 from tiny_run import rounds_of, tiny, tiny_context
 
 WORDS = ("median", "trimmed", "krum", "clip")
@@ -183,3 +186,30 @@ def test_max_share_reaches_a_run():
     _, (plain,) = rounds_of(tiny_context(**uneven))
     _, (line,) = rounds_of(tiny_context(**uneven, **{"aggregation.max_share": 0.35}))
     assert max(plain["weights"].values()) > 0.36 and max(line["weights"].values()) == pytest.approx(0.35)
+
+
+def test_measured_statistics_are_the_buffers_alone(monkeypatch):
+    """Poisoned statistics leave no trace: the same aggregate as with honest ones, which by default is another one."""
+    chosen = {"algorithm": "fed_simclr", "images": 80, "bits": 32, "aggregation.batch_norm": "buffer"}
+    context = tiny_context(**chosen)
+    honest, _ = rounds_of(context)
+    plain, _ = rounds_of(tiny_context(**{**chosen, "aggregation.batch_norm": "average"}))
+    monkeypatch.setattr(round, "check_values", lambda received, found: None)
+    entry = ALGORITHMS["fed_simclr"]
+
+    def client(payload, job, data):
+        sent, metrics = entry.client(payload, job, data)
+        return HOSTILE["huge variances"](sent), metrics
+
+    monkeypatch.setitem(ALGORITHMS, "fed_simclr", dataclasses.replace(entry, client=client))
+    poisoned, (line,) = rounds_of(tiny_context(**chosen))
+    assert poisoned.aggregated == honest.aggregated != plain.aggregated and line["rejected"] == {}
+    states = [read_payload(x.aggregated, 32, context.task) for x in (honest, plain)]
+    assert all(is_statistic(n) == (not torch.equal(x, states[1][n])) for n, x in states[0].items())
+
+
+def test_statistics_without_an_aggregate_are_refused():
+    with pytest.raises(ConfigError, match="local_only has no aggregated model"):
+        configured_server(
+            ALGORITHMS["local_only"], tiny(algorithm="local_only", **{"aggregation.batch_norm": "buffer"})
+        )

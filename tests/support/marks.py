@@ -57,6 +57,7 @@ INTEGRATION = (
     "federated/test_optimizers.py::test_the_average_is_what_is_handed_out",
     "federated/test_robust.py::test_around_any_algorithm_that_averages",
     "federated/test_robust.py::test_max_share_reaches_a_run",
+    "federated/test_robust.py::test_measured_statistics_are_the_buffers_alone",
     "federated/test_updates.py::test_a_bad_upload_is_left_out_and_the_round_goes_on",
     "federated/test_updates.py::test_rejections_are_counted_in_the_run_and_bytes_are_the_buffers",
     "federated/test_updates.py::test_too_few_valid_uploads_end_in_one_line_and_the_run_can_go_on",

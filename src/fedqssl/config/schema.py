@@ -121,6 +121,9 @@ class AggregationConfig(_Section):
     max_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The most that a client's share of images may count where shares are weights: clients only claim how many images they have.
     What is cut off goes to the others, by their shares; 1 cuts nothing."""
+    batch_norm: Literal["average", "buffer"] = "average"
+    """The aggregate's batch-norm statistics: the average of the clients', or measured anew on the server's buffer, where no
+    client has a say in them."""
 
 
 class LowBitConfig(_Section):

@@ -14,6 +14,7 @@ from fedqssl.federated.optimizers.ema import with_ema
 from fedqssl.federated.optimizers.fedexp import with_fedexp
 from fedqssl.federated.optimizers.krum import with_krum
 from fedqssl.federated.optimizers.mask import with_mask
+from fedqssl.federated.optimizers.measured import with_measured_statistics
 from fedqssl.federated.optimizers.median import with_median
 from fedqssl.federated.optimizers.momentum import with_momentum
 from fedqssl.federated.optimizers.trimmed import with_trimmed_mean
@@ -28,7 +29,8 @@ def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
     """The algorithm's server part with what the settings put around it.
 
     ``aggregation.weights`` averages once more (or ``aggregation.robust`` does something else), ``server.optimizer`` steps
-    from the model before the round towards the result, the algorithm refines it, ``server.ema`` averages over rounds.
+    from the model before the round towards the result, the algorithm refines it, ``aggregation.batch_norm``
+    measures its statistics, ``server.ema`` averages over rounds.
 
     Raises:
         ConfigError: the algorithm aggregates nothing that could be stepped or averaged.
@@ -46,6 +48,12 @@ def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
             wrap = with_momentum if settings.optimizer == "momentum" else with_adam
             server = wrap(server, settings.momentum, lr)
     server = _refined(server)
+    if config.aggregation.batch_norm == "buffer":
+        if not algorithm.federates:
+            raise ConfigError(
+                f"{algorithm.name} has no aggregated model, so aggregation.batch_norm must stay 'average'"
+            )
+        server = with_measured_statistics(server)
     return with_ema(server, settings.ema) if settings.ema else server
 
 

@@ -173,9 +173,9 @@ class ServerOperators:
 
         return fine_tune(state, images, task, purpose, count, lr, tick, loss)
 
-    def settle(self, state: State) -> State:
-        """The same weights with batch-norm statistics of the buffer."""
-        return settle(state, self.context.buffer(), self.context.task)
+    def settle(self, state: State, evenly: int | None = None) -> State:
+        """The same weights with batch-norm statistics of the buffer: a moving average, or of so many batches alone."""
+        return settle(state, self.context.buffer(), self.context.task, evenly)
 
 
 __all__ = ["Jobs", "ServerOperators", "Where", "requantize_as_configured"]
