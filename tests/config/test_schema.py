@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from fedqssl.config import ConfigError, RunConfig
 from fedqssl.config.keys import INSTEAD, flat
-from fedqssl.config.schema import ServerConfig, known_keys, make_config, parse_bits
+from fedqssl.config.schema import known_keys, make_config, parse_bits
+from fedqssl.config.sections import ServerConfig
 from fedqssl.lowbit import LowBitOptions, LowBitSGD
 
 KEYS = """data data_dir on_bad devices clients bits partition beta classes_per_client minority images rounds local_epochs

@@ -5,7 +5,8 @@ import torch
 
 from fedqssl.config import ConfigError
 from fedqssl.config.load import load_config, to_toml
-from fedqssl.config.schema import RunConfig, ViewsConfig, make_config
+from fedqssl.config.schema import RunConfig, make_config
+from fedqssl.config.sections import ViewsConfig
 from fedqssl.federated.protocol import protocol
 from fedqssl.ssl import ViewConfig, two_views
 from fedqssl.ssl.presets import VIEW_PRESETS, view_config

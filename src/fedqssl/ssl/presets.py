@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fedqssl.config.schema import ViewsConfig
+from fedqssl.config.sections import ViewsConfig
 from fedqssl.ssl.views import ViewConfig
 
 VIEW_PRESETS: dict[str, ViewConfig] = {

@@ -1,0 +1,195 @@
+"""The tables of a run's settings (``ssl.*``, ``server.*``, ...): names, types, defaults and limits."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from fedqssl.config.keys import none
+
+Word = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+Epochs = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+MaybeCount = Annotated[Count | None, BeforeValidator(none)]
+MaybeEpochs = Annotated[Epochs | None, BeforeValidator(none)]
+MaybePositive = Annotated[Positive | None, BeforeValidator(none)]
+MaybePath = Annotated[Path | None, BeforeValidator(none)]
+
+
+class Section(BaseModel):
+    """Base of every table of settings: frozen, finite numbers only, no unknown names, no true or false where a number belongs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flags(cls, value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError("takes a number or a word, not true or false")
+        return value
+
+
+class SslConfig(Section):
+    """The self-supervised objective (``ssl.*``)."""
+
+    temperature: Positive = 0.5
+    """tau of InfoNCE (Sec. 2)."""
+
+
+class ServerConfig(Section):
+    """The server's work on its buffer (``server.*``)."""
+
+    dequantize_epochs: MaybeEpochs = 1
+    """Epochs of full-precision fine-tuning for every received model; none if ``server.steps`` is given."""
+    steps: MaybeCount = None
+    """Instead of ``server.dequantize_epochs``: full-precision steps on the buffer in a round, in all. Fed-QSSL divides them
+    equally between the received models (at least 1 each); algorithms that train one model there spend them all on it."""
+    requantize_epochs: Epochs = 1
+    """Epochs of low-bit fine-tuning of the aggregate, once per bitwidth."""
+    requantize_start: Literal["average", "codes"] = "average"
+    """Where the float copies of that fine-tuning start: at the aggregate, or at what its codes stand for."""
+    lr: MaybePositive = None
+    """Learning rate on the server; by default that of the clients."""
+    optimizer: Literal["none", "momentum", "adam", "fedexp"] = "none"
+    """How the server uses the aggregate: adopt it, step towards it with momentum or Adam (Reddi et al. 2021), or step beyond it,
+    the farther the more the clients' steps differ (FedExP, Jhunjhunwala et al. 2023)."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """For ``server.optimizer``: beta of momentum, beta1 of Adam."""
+    optimizer_lr: MaybePositive = None
+    """For ``server.optimizer``: the step size, by default 1 for momentum, 0.01 for Adam; for FedExP the largest, by default 3."""
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Moving average of the aggregate over rounds: the share of the average kept in each round; 0 turns it off."""
+
+
+class AggregationConfig(Section):
+    """How received models are weighted (``aggregation.*``)."""
+
+    temperature: Positive = 1.0
+    """T of ``p = softmax(-L_DQ / T)``; the paper uses 1."""
+    weights: Literal["algorithm", "bits", "agreement", "mask"] = "algorithm"
+    """What the algorithm's weights are multiplied by, tensor by tensor. ``algorithm``: nothing. ``bits``: the precision of a
+    client's update, so that few bits count less. ``agreement``: the cosine to the model before the round (L-DAWA). ``mask``: 1
+    where a client of fewer bits moved an entry in the same direction as the clients of more bits, else 0 (after ProWD)."""
+    robust: Literal["none", "median", "trimmed", "krum", "clip"] = "none"
+    """What takes the place of the average, against hostile clients. ``none``: nothing. ``median``, ``trimmed``: of every entry,
+    the median or the mean without the extreme fifths (Yin et al. 2018). ``krum``: the average without the fifth of the clients
+    that are farthest from the others (Blanchard et al. 2017). ``clip``: no step longer than the median (Sun et al. 2019)."""
+    max_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The most that a client's share of images may count where shares are weights: clients only claim how many images they have.
+    What is cut off goes to the others, by their shares; 1 cuts nothing."""
+    batch_norm: Literal["average", "buffer"] = "average"
+    """The aggregate's batch-norm statistics: the average of the clients', or measured anew on the server's buffer, where no
+    client has a say in them."""
+
+
+class LowBitConfig(Section):
+    """Choices in low-bit training (``lowbit.*``); see ``LowBitOptions`` and ``LowBitSGD``."""
+
+    weights: Literal["level", "value", "literal"] = "level"
+    """The input of a convolution."""
+    rule: Literal["stored", "residual", "latent"] = "stored"
+    """What a client stores for each weight."""
+    scale: Literal["max", "round", "grow", "ema"] = "grow"
+    """What happens to a layer's scale while a client trains: ``round`` keeps it; ``grow`` keeps it where a batch norm absorbs it
+    and lets it follow the weights' norm elsewhere (classifiers, last layers of heads)."""
+    rounding: Literal["nearest", "stochastic"] = "stochastic"
+    """Rounding of the weight update."""
+    activation_clip: Positive = 4.0
+    """c of the activation ``clip(z / c, 0, 1)``."""
+
+
+class FedProxConfig(Section):
+    """Settings of ``algorithm = "fed_prox"`` (``fedprox.*``)."""
+
+    mu: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the proximal term ``mu/2 |w - w_received|^2``."""
+
+
+class DistillConfig(Section):
+    """Settings of ``algorithm = "fed_distill"`` (``distill.*``)."""
+
+    temperature: Positive = 0.1
+    """T of the clients' similarities: the smaller, the more only the most similar images count."""
+
+
+class EvaluationConfig(Section):
+    """What is measured, and how often (``evaluation.*``)."""
+
+    knn_every: Epochs = 1
+    """Rounds between kNN measurements of the aggregated model; 0 turns them off."""
+    probe_images: MaybeCount = None
+    """Limit on the training images of the closing linear probe; by default all."""
+    controls: Literal["all", "none"] = "all"
+    """Whether the result is compared with simple classifiers on the same images and with the untrained network."""
+    holdout: Annotated[float, Field(ge=0, le=0.5)] = 0.2
+    """Share of each client's images that it is tested on, and of a folder without ``test/`` that becomes the test set; a new run
+    on images without labels holds out none."""
+    classifier: Literal["regression", "sgd"] = "regression"
+    """How a client's s-bit classifier is made: ``regression`` on the codes that its device sees, or ``sgd`` in its bits."""
+    probe: Literal["cross_validated", "fixed"] = "cross_validated"
+    """Weight decay of the closing linear probe: ``cross_validated`` on the training images, or ``fixed`` at 1e-4."""
+
+
+def _range(value: object) -> object:
+    """On the command line, a range is two numbers with a comma between them."""
+    return tuple(part.strip() for part in value.strip("[]() ").split(",")) if isinstance(value, str) else value
+
+
+MaybeShare = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(none)]
+MaybeRange = Annotated[Annotated[tuple[Positive, Positive], BeforeValidator(_range)] | None, BeforeValidator(none)]
+
+
+class ViewsConfig(Section):
+    """What a view of an image may change (``views.*``); what is not set is the preset's (``fedqssl.ssl.presets``)."""
+
+    preset: Literal["objects", "signs", "textures", "documents", "none"] = "objects"
+    """The kind of images: ``objects`` (SimCLR's views), ``signs`` (large crops, nothing mirrored), ``textures`` (small crops),
+    ``documents`` (as signs, colours do not count), ``none`` (crops alone)."""
+    scale: MaybeRange = None
+    """Range of the cropped share of the image's area, like 0.2,1."""
+    ratio: MaybeRange = None
+    """Range of the crop's width / height, like 0.75,1.33."""
+    flip: MaybeShare = None
+    """Probability of a horizontal flip; 0 where left and right mean different things."""
+    brightness: MaybeShare = None
+    """Largest change of brightness, as a share."""
+    contrast: MaybeShare = None
+    """Largest change of contrast, as a share."""
+    saturation: MaybeShare = None
+    """Largest change of saturation, as a share."""
+    hue: Annotated[Annotated[float, Field(ge=0, le=0.5)] | None, BeforeValidator(none)] = None
+    """Largest turn of the hue, as a share of the colour circle."""
+    jitter: MaybeShare = None
+    """Probability that a view gets these four changes."""
+    grayscale: MaybeShare = None
+    """Probability that a view turns grey."""
+    size: MaybeCount = None
+    """Side of the views, by default that of the images; smaller ones train faster. Evaluation is always at full size."""
+
+    @model_validator(mode="after")
+    def _increasing(self) -> ViewsConfig:
+        for name, top in (("scale", 1.0), ("ratio", math.inf)):
+            found = getattr(self, name)
+            if found is not None and not found[0] <= found[1] <= top:
+                limit = " up to 1" if top == 1 else ""
+                raise ValueError(
+                    f"{name} takes two increasing numbers{limit}, like 0.5,1; not {found[0]:g},{found[1]:g}"
+                )
+        return self
+
+
+__all__ = [
+    "AggregationConfig",
+    "DistillConfig",
+    "EvaluationConfig",
+    "FedProxConfig",
+    "LowBitConfig",
+    "Section",
+    "ServerConfig",
+    "SslConfig",
+    "ViewsConfig",
+]
