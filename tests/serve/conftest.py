@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -33,25 +34,38 @@ def model(model_bytes):
     return from_bytes(model_bytes)
 
 
-@pytest.fixture(scope="session")
-def address(model):
-    """A real server on a free port."""
+@contextmanager
+def served(model, **limits):
+    """A real server on a free port, which it gives; ``limits`` are those of connections."""
     import uvicorn
 
-    from fedqssl.listen import bind
+    from fedqssl.listen import ConnectionLimits, bind
     from fedqssl.serve.app import make_app
     from fedqssl.serve.limits import LOOPBACK, Limits
     from fedqssl.serve.running import server_config
 
     sock = bind("127.0.0.1", 0)
     app = make_app(model, Limits(rate=1000, burst=1000), LOOPBACK)
-    server = uvicorn.Server(server_config(app))
+    server = uvicorn.Server(server_config(app, *([ConnectionLimits(**limits)] if limits else [])))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     began = time.monotonic()
     while not server.started:
         assert time.monotonic() - began < 600, "the server does not start"
         time.sleep(0.05)
-    yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    yield sock.getsockname()[1]
     server.should_exit = True
     thread.join(20)
+
+
+@pytest.fixture(scope="session")
+def address(model):
+    with served(model) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def narrow_port(model):
+    """Of a service with small limits."""
+    with served(model, total=20, each=8, head_bytes=4096, head_seconds=1.0, body_seconds=1.0) as port:
+        yield port

@@ -12,33 +12,17 @@ from fastapi import HTTPException
 from PIL import Image
 
 from fedqssl.data.pixels import CorruptImageError, decode
-from fedqssl.listen import ConnectionLimits, Doors, bind
-from fedqssl.serve.app import Worker, make_app
+from fedqssl.listen import ConnectionLimits, Doors
+from fedqssl.serve.app import Worker
 from fedqssl.serve.limits import LOOPBACK, BusyError, Gate, Held, Limits
-from fedqssl.serve.running import server_config
 from uploads import png
 
 HALF = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 
 
-@pytest.fixture(scope="module")
-def port(model):
-    """A service with small limits."""
-    import uvicorn
-
-    sock = bind("127.0.0.1", 0)
-    limits = ConnectionLimits(total=20, each=8, head_bytes=4096, head_seconds=1.0, body_seconds=1.0)
-    app = make_app(model, Limits(rate=1000, burst=1000), LOOPBACK)
-    server = uvicorn.Server(server_config(app, limits))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    began = time.monotonic()
-    while not server.started:
-        assert time.monotonic() - began < 600, "the server does not start"
-        time.sleep(0.05)
-    yield sock.getsockname()[1]
-    server.should_exit = True
-    thread.join(20)
+@pytest.fixture
+def port(narrow_port):
+    return narrow_port
 
 
 def connected(port: int, data: bytes) -> socket.socket:
