@@ -93,10 +93,8 @@ _EQUAL_WORK: Mapping[str, Settings] = {
     "fed_qssl": {**_AT_ONCE, "server.requantize_epochs": 1},  # the paper's fine-tuning, which no other row has
 }
 
-_SUPERVISED: Mapping[str, Settings] = {
-    name: {"lr": 0.1, "lowbit.scale": "grow"} for name in ("fed_avg", "fed_prox", "fed_paq")
-}
-"""Supervised rows train at a rate of their own, and their classifiers need a scale that can grow."""
+_SUPERVISED: Mapping[str, Settings] = {name: {"lr": 0.1} for name in ("fed_avg", "fed_prox", "fed_paq")}
+"""Supervised rows train at a rate of their own."""
 
 _ONCE: Mapping[str, Settings] = {"untrained": {"rounds": 1}}
 """Random weights do not change with rounds."""
