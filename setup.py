@@ -56,7 +56,7 @@ def kernels():
     library = Extension(
         "fedqssl.quant.kernels._native",
         sources=[f"{SOURCES}/native.cpp"],
-        depends=[f"{SOURCES}/native_{part}.h" for part in ("quantile", "norm", "bits")],
+        depends=[f"{SOURCES}/native_{part}.h" for part in ("quantile", "norm", "bits", "step")],
         extra_compile_args=["-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden"],
         extra_link_args=["-fopenmp"],
         language="c++",

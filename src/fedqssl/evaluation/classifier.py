@@ -17,7 +17,7 @@ from fedqssl.evaluation.logistic import Rotated, choose, fit_logistic
 from fedqssl.lowbit import Precision
 from fedqssl.lowbit.layers import LowBitLinear, RangeCodes
 from fedqssl.quant.compand import IDENTITY as UNIFORM
-from fedqssl.quant.compand import compand_codes, compand_scale, compand_values
+from fedqssl.quant.compand import compand_codes, compand_pack, compand_scale, compand_values
 
 ClassifierKind = Literal["regression", "sgd"]
 FULL = 32
@@ -60,7 +60,7 @@ def fit_device_classifier(x: Tensor, y: Tensor, num_classes: int, bits: int, *, 
     layer = model.get_submodule("0")
     if isinstance(layer, LowBitLinear):
         rounded, m = round_weights(weight * scale, seen, bits)
-        layer.weight.store(compand_codes(rounded.T, bits, m, UNIFORM), m)
+        layer.weight.store(compand_pack(rounded.T, bits, m, UNIFORM), m)
         bias = bias + (seen @ (weight - rounded / scale)).mean(0)
         grid = next(module for module in model.modules() if isinstance(module, RangeCodes))
         grid.low, grid.high = (torch.tensor(end / scale, dtype=torch.float32) for end in (low, high))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm
 from fedqssl.lowbit.weight import LowBitWeight, PackedWeight
-from fedqssl.quant import QuantizedTensor, compand_codes, compand_scale, quantile_quantize, uniform_quantize
+from fedqssl.quant import QuantizedTensor, compand_pack, compand_scale, quantile_quantize, uniform_quantize
 from fedqssl.quant.compand import Domain, grown_scale
 from fedqssl.quant.rounding import Rounding, check_bits, check_rounding
 
@@ -165,25 +165,31 @@ class LowBitSGD(torch.optim.Optimizer):
         """``x' = x - a (g + decay x)``, ``k' = Q(x')`` on ``c(x')/m'``."""
         assert weight.gradient is not None
         state = self.state[weight.anchor]
-        x = self._position(weight, state)
+        x: Tensor | None = None
+        if self.rule == "stored" and not (weight_decay or self.proximal or self.momentum):
+            target = weight.moved(lr)
+        else:
+            x = self._position(weight, state)
+            target = x - lr * self._direction(weight, x, state, weight_decay)
+        m = self._next_scale(weight, x, target)
+        domain: Domain = "value" if weight.options.weights == "value" else "level"
+        rounding: Rounding = "nearest" if self.rule != "stored" else self.rounding
+        weight.store(compand_pack(target, weight.bits, m, weight.compander, rounding, domain, self.generator), m)
+        if self.rule == "latent":
+            state["latent"] = target.float()
+        elif self.rule == "residual":
+            self._keep_residual(weight, target, state)
+
+    def _direction(self, weight: LowBitWeight, x: Tensor, state: dict[str, Any], weight_decay: float) -> Tensor:
+        """The gradient with weight decay, the proximal term and momentum."""
+        assert weight.gradient is not None
         g = weight.gradient.unpack().to(x.dtype)
         if weight_decay:
             g = g + weight_decay * x
         if self.proximal:
             start = state.setdefault("start", weight.packed())
             g = g + self.proximal * (x - start.parameters())
-        if self.momentum:
-            g = self._with_momentum(g, state)
-        target = x - lr * g
-        m = self._next_scale(weight, x, target)
-        domain: Domain = "value" if weight.options.weights == "value" else "level"
-        rounding: Rounding = "nearest" if self.rule != "stored" else self.rounding
-        codes = compand_codes(target, weight.bits, m, weight.compander, rounding, domain, self.generator)
-        weight.store(codes, m)
-        if self.rule == "latent":
-            state["latent"] = target.float()
-        elif self.rule == "residual":
-            self._keep_residual(weight, target, state)
+        return self._with_momentum(g, state) if self.momentum else g
 
     def _position(self, weight: LowBitWeight, state: dict[str, Any]) -> Tensor:
         """Where the weight is in float64: what the codes stand for, plus what the rule keeps besides them."""
@@ -203,7 +209,8 @@ class LowBitSGD(torch.optim.Optimizer):
         state["residual"] = uniform_quantize(dropped / span + 0.5, self.residual_bits, "stochastic", self.generator)
         state["residual_span"] = span
 
-    def _next_scale(self, weight: LowBitWeight, x: Tensor, target: Tensor) -> float:
+    def _next_scale(self, weight: LowBitWeight, x: Tensor | None, target: Tensor) -> float:
+        """The scale m' of the layer whose weights go from x (None: what its codes stand for) to the target."""
         m = weight.m
         if m == 0:
             return 0.0  # an all-zero layer stays zero
@@ -212,6 +219,7 @@ class LowBitSGD(torch.optim.Optimizer):
         if self.scale == "ema":
             return 0.99 * m + 0.01 * compand_scale(target, weight.compander)
         if self.scale == "grow" and not weight.absorbed:
+            x = weight.parameters_of_codes() if x is None else x
             return grown_scale(m, x, target, weight.compander)
         return m
 

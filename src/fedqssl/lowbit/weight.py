@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fedqssl.lowbit.precision import LowBitOptions
-from fedqssl.quant import compand_codes, compand_scale, compand_values, quantile_quantize
+from fedqssl.quant import compand_pack, compand_scale, compand_values, quantile_quantize
 from fedqssl.quant.compand import COMPANDERS, levels
 from fedqssl.quant.kernels import ops
-from fedqssl.quant.packing import pack, packed_size, unpack
+from fedqssl.quant.packing import packed_size, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +75,12 @@ class LowBitWeight(nn.Module):
     def assign(self, x: Tensor) -> None:
         """Quantize float parameters x to the nearest codes with ``m = max|c(x)|``."""
         m = compand_scale(x, self.compander)
-        self.store(compand_codes(x, self.bits, m, self.compander), m)
+        self.store(compand_pack(x, self.bits, m, self.compander), m)
 
-    def store(self, codes: Tensor, scale: float) -> None:
-        """Replace codes and scale."""
-        self.codes = pack(codes, self.bits)
-        self.scale = torch.tensor(scale, dtype=torch.float32, device=codes.device)
+    def store(self, packed: Tensor, scale: float) -> None:
+        """Replace codes, packed, and scale."""
+        self.codes = packed
+        self.scale = torch.tensor(scale, dtype=torch.float32, device=packed.device)
 
     @property
     def m(self) -> float:
@@ -112,6 +112,14 @@ class LowBitWeight(nn.Module):
     def parameters_of_codes(self) -> Tensor:
         """X in float64: what each code stands for, ``c^-1(m l)``."""
         return self.packed().parameters()
+
+    def moved(self, rate: float) -> Tensor:
+        """``x - a g`` in float64, g being the gradient that the weight holds."""
+        assert self.gradient is not None
+        table, g = self._parameter_table(), self.gradient
+        moves = g.packed, g.bits, g.codebook, rate
+        flat: Tensor = ops(self.codes, g.packed).step_target(self.codes, self.bits, self.shape.numel(), table, *moves)
+        return flat.view(self.shape)
 
     def _weight_table(self) -> Tensor:
         """Per code, the weight that the layer computes with."""

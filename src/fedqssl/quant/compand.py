@@ -18,8 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedqssl.quant.kernels import ops_on
 from fedqssl.quant.kernels.reference import code_dtype
-from fedqssl.quant.rounding import SNAP, Rounding, check_bits, round_to_grid
+from fedqssl.quant.packing import pack
+from fedqssl.quant.rounding import SNAP, Rounding, check_bits, check_rounding, round_to_grid, uniform_like
 from fedqssl.quant.tensor import QuantizedTensor
 
 MAX_SCALE = 1 - 2.0**-20
@@ -107,7 +109,7 @@ def compand_codes(
         generator: source of random numbers for stochastic rounding.
     """
     top = 2 ** check_bits(bits) - 1
-    snap = SNAP if x.dtype == torch.float64 else max(SNAP, top * 2.0**-23)  # float32 parameters carry more noise
+    snap = _snap(x, top)
     x = x.detach().double()
     if scale == 0:
         t = torch.full_like(x, top / 2)
@@ -119,6 +121,30 @@ def compand_codes(
     else:
         codes = round_to_grid(t, top, rounding, generator, snap=snap)
     return codes.to(torch.int32).to(code_dtype(bits))
+
+
+def _snap(x: Tensor, top: int) -> float:
+    return SNAP if x.dtype == torch.float64 else max(SNAP, top * 2.0**-23)  # float32 parameters carry more noise
+
+
+def compand_pack(
+    x: Tensor,
+    bits: int,
+    scale: float,
+    compander: Compander = TANH,
+    rounding: Rounding = "nearest",
+    domain: Domain = "level",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The codes of :func:`compand_codes`, packed: the same bytes, and in one pass where the domain is ``level``."""
+    if scale == 0 or (domain == "value" and rounding == "stochastic"):
+        return pack(compand_codes(x, bits, scale, compander, rounding, domain, generator), bits)
+    check_rounding(rounding)
+    snap = _snap(x, 2 ** check_bits(bits) - 1)
+    y = compander.forward(x.detach().double())
+    uniform = uniform_like(y, generator) if rounding == "stochastic" else None
+    packed: Tensor = ops_on(y.device).round_pack(y, bits, scale, snap, uniform)
+    return packed
 
 
 def compand_quantize(

@@ -35,6 +35,28 @@ def uniform_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
 
 
+def _within(t: Tensor, top: int) -> Tensor:
+    return torch.nan_to_num(t, nan=0.0, posinf=float(top), neginf=0.0).clamp(0, top)
+
+
+def grid_codes(
+    t: Tensor, top: int, uniform: Tensor | None = None, snap: float = SNAP, above: Tensor | None = None
+) -> Tensor:
+    """``t`` rounded to 0..top, NaN to 0, as floats: to nearest (half to even), or by chance.
+
+    Given ``uniform`` numbers, it goes up where they are below the probability ``above``, by default ``t - floor(t)``; within
+    ``snap`` cells of a level, t is on it.
+    """
+    t = _within(t, top)
+    nearest = t.round()
+    if uniform is None:
+        return nearest
+    low = t.floor()
+    p = t - low if above is None else above
+    up = low + (uniform < p).to(t.dtype)
+    return torch.where((t - nearest).abs() <= snap, nearest, up).clamp(0, top)
+
+
 def round_to_grid(
     t: Tensor,
     top: int,
@@ -51,16 +73,11 @@ def round_to_grid(
     rounded, ``p = (x - v_k) / (v_{k+1} - v_k)``, unbiased for x (Assumption 1). Within ``snap`` cells of a level, t is on it.
     """
     check_rounding(rounding)
-    t = torch.nan_to_num(t, nan=0.0, posinf=float(top), neginf=0.0).clamp(0, top)
-    nearest = t.round()
     if rounding == "nearest":
-        return nearest
-    low = t.floor()
-    p = t - low
+        return grid_codes(t, top)
+    above = None
     if centres is not None and values is not None:
-        k = low.to(torch.int64).clamp(max=max(top - 1, 0))
+        k = _within(t, top).floor().to(torch.int64).clamp(max=max(top - 1, 0))
         v = centres[k]
-        p = (values - v) / (centres[(k + 1).clamp(max=top)] - v).clamp(min=torch.finfo(t.dtype).tiny)
-        low = k.to(t.dtype)
-    up = low + (uniform_like(t, generator) < p).to(t.dtype)
-    return torch.where((t - nearest).abs() <= snap, nearest, up).clamp(0, top)
+        above = (values - v) / (centres[(k + 1).clamp(max=top)] - v).clamp(min=torch.finfo(t.dtype).tiny)
+    return grid_codes(t, top, uniform_like(t, generator), snap, above)

@@ -33,6 +33,11 @@ def ops(*tensors: Tensor | None) -> ModuleType:
     return native if fits else reference
 
 
+def ops_on(device: torch.device) -> ModuleType:
+    """The backend for tensors on this device, for functions that say themselves which types they take."""
+    return ops() if device.type == "cpu" else reference
+
+
 def backend_name() -> str:
     """``native`` or ``torch``: what CPU tensors run on."""
     return str(ops().NAME)
@@ -67,4 +72,4 @@ def describe() -> dict[str, object]:
     }
 
 
-__all__ = ["backend_name", "describe", "native", "ops", "reference", "use"]
+__all__ = ["backend_name", "describe", "native", "ops", "ops_on", "reference", "use"]

@@ -1,4 +1,5 @@
-// CPU kernels of fedqssl: packing, uniform and quantile quantization, fused batch norm + activation, bit convolution.
+// CPU kernels of fedqssl: packing, uniform and quantile quantization, fused batch norm + activation, bit convolution,
+// the weight update.
 //
 // A plain C ABI, loaded with ctypes; no Python or torch headers, so nothing but a compiler is needed to build it.
 // Every function has a plain-torch twin in reference.py that is its specification. Arithmetic is written as separate
@@ -16,7 +17,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-FQ_API int fq_abi_version() { return 2; }
+FQ_API int fq_abi_version() { return 3; }
 
 FQ_API int fq_supported() {
     __builtin_cpu_init();
@@ -264,9 +265,10 @@ FQ_API void fq_unpack_table(const uint8_t* in, int64_t n, int s, const float* ta
 #include "native_quantile.h"
 #include "native_norm.h"
 #include "native_bits.h"
+#include "native_step.h"
 
 #pragma GCC pop_options
 #else
-FQ_API int fq_abi_version() { return 2; }
+FQ_API int fq_abi_version() { return 3; }
 FQ_API int fq_supported() { return 0; }
 #endif

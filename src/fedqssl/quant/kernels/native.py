@@ -6,7 +6,7 @@ torch is imported first on purpose: the library then shares torch's OpenMP runti
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedqssl.quant.kernels.reference import code_dtype
 from fedqssl.quant.kernels.types import Coefficients, Hat, KeyTable, Norm, NormAct, NormActResult, extra_bits
 
 NAME = "native"
-_ABI = 2
+_ABI = 3
 _KEYS = 1 << 16
 
 
@@ -89,6 +89,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "fq_bit_dot": (c_int64, (c_void_p, c_void_p, c_int64, c_int, c_int)),
     "fq_bit_conv2d": (None, (c_void_p,)),
+    "fq_step_target": (
+        None,
+        (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int, c_void_p, c_double, c_void_p, c_int),
+    ),
+    "fq_round_pack": (None, (c_void_p, c_int64, c_int, c_double, c_double, c_void_p, c_void_p, c_int)),
 }
 
 
@@ -297,3 +302,24 @@ def bit_conv2d(x: Tensor, w: Tensor, out: Tensor, steps: tuple[int, ...], bits: 
     sizes = *x.shape, *w.shape[:3], *out.shape[1:3]
     arguments = _BitConvArgs(x.data_ptr(), w.data_ptr(), out.data_ptr(), *sizes, *steps, *bits, scale, _threads())
     _call("fq_bit_conv2d", ctypes.byref(arguments))
+
+
+def step_target(
+    packed: Tensor, bits: int, n: int, table: Tensor, gradient: Tensor, gradient_bits: int, centres: Tensor, rate: float
+) -> Tensor:
+    """See :func:`.reference.step_target`."""
+    table, centres = table.contiguous(), centres.contiguous()
+    out = torch.empty(n, dtype=torch.float64)
+    weight = packed.data_ptr(), n, bits, table.data_ptr()
+    moves = gradient.data_ptr(), gradient_bits, centres.data_ptr(), rate
+    _call("fq_step_target", *weight, *moves, out.data_ptr(), _threads())
+    return out
+
+
+def round_pack(y: Tensor, bits: int, scale: float, snap: float, uniform: Tensor | None) -> Tensor:
+    """See :func:`.reference.round_pack`."""
+    y = y.contiguous()
+    out = torch.empty((y.numel() * bits + 7) // 8, dtype=torch.uint8)
+    pointers = _ptr(uniform), out.data_ptr()
+    _call("fq_round_pack", y.data_ptr(), y.numel(), bits, scale, snap, *pointers, _threads())
+    return out

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedqssl.quant.kernels.types import Coefficients, Hat, KeyTable, Norm, NormAct, NormActResult, extra_bits
+from fedqssl.quant.rounding import grid_codes
 
 NAME = "torch"
 _CHUNK = 1 << 20  # codes expanded to single bits at a time
@@ -50,14 +51,9 @@ def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
     return out
 
 
-def round_codes(levels: Tensor, top: int) -> Tensor:
-    """``round(clamp(levels, 0, top))``, half to even, NaN to 0, still as floats."""
-    return torch.nan_to_num(levels, nan=0.0, posinf=float(top), neginf=0.0).clamp(0, top).round()
-
-
 def quantize_pack(x: Tensor, bits: int, mul: float) -> Tensor:
     """Pack ``round(clamp(x * mul, 0, 2^bits - 1))`` of a flat float tensor."""
-    return pack(round_codes(x * mul, 2**bits - 1).to(torch.int32).to(code_dtype(bits)), bits)
+    return pack(grid_codes(x * mul, 2**bits - 1).to(torch.int32).to(code_dtype(bits)), bits)
 
 
 def unpack_affine(packed: Tensor, bits: int, n: int, mul: float, add: float, out: Tensor | None = None) -> Tensor:
@@ -168,12 +164,12 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
     if act.save and act.hat_bits:
         top = 2**act.hat_bits - 1
         levels = x_hat * (1.0 / act.hat_step) + top * 0.5
-        hat = pack(round_codes(levels, top).to(torch.uint8).flatten(), act.hat_bits)
+        hat = pack(grid_codes(levels, top).to(torch.uint8).flatten(), act.hat_bits)
     if act.bits == 0:
         return NormActResult(values=z, codes=None, packed=None, mask=None, hat=hat)
     levels = z * act.scale
     top = 2**act.bits - 1
-    codes = round_codes(levels, top)
+    codes = grid_codes(levels, top)
     mask = packed = None
     if act.save:
         mask = pack(((levels > 0) & (levels < top)).to(torch.uint8).flatten(), 1)
@@ -221,3 +217,19 @@ def norm_backward_apply(
     if table is not None:
         out.copy_(table_apply(out, table))
     return table is not None
+
+
+def step_target(
+    packed: Tensor, bits: int, n: int, table: Tensor, gradient: Tensor, gradient_bits: int, centres: Tensor, rate: float
+) -> Tensor:
+    """``x - a g`` in float64: codes of x with what they stand for, codes of g with its centres, and a."""
+    x = unpack_table(packed, bits, n, table)
+    return x - rate * unpack_table(gradient, gradient_bits, n, centres).to(x.dtype)
+
+
+def round_pack(y: Tensor, bits: int, scale: float, snap: float, uniform: Tensor | None) -> Tensor:
+    """Pack the codes of ``(y / scale + 1) (2^bits - 1) / 2``, rounded as by :func:`.rounding.grid_codes`, in float64."""
+    top = 2**bits - 1
+    t = (y.flatten() / scale + 1) * (top / 2)
+    codes = grid_codes(t, top, None if uniform is None else uniform.flatten(), snap)
+    return pack(codes.to(torch.int32).to(code_dtype(bits)), bits)
