@@ -165,9 +165,10 @@ def test_integer_convolution_is_exact_where_it_fits(
     want = F.conv2d(x.double(), w.double(), None, *steps)
     assert float(want.abs().max()) < 2**24
     codes = x.to(torch.uint8).contiguous(memory_format=torch.channels_last)
-    got = intconv.conv2d(codes, w.to(torch.int8), *steps, 1.0)
+    packed = [intconv.prepack(w.to(torch.int8), *steps, scale, codes.shape) for scale in (1.0, 0.25)]
+    got = intconv.conv2d(codes, packed[0], *steps)
     assert got.dtype == torch.float32 and torch.equal(got.double(), want)
-    assert torch.equal(intconv.conv2d(codes, w.to(torch.int8), *steps, 0.25).double(), want / 4)
+    assert torch.equal(intconv.conv2d(codes, packed[1], *steps).double(), want / 4)
 
 
 def test_a_probe_that_fails_switches_the_integer_convolution_off(monkeypatch):

@@ -10,6 +10,7 @@ from fedqssl.lowbit.container import ContainerError, from_bytes, load_bytes, to_
 from fedqssl.lowbit.convert import ConversionError, to_lowbit
 from fedqssl.lowbit.optim import LowBitSGD, NonFiniteError
 from fedqssl.lowbit.precision import LowBitOptions, Precision
+from fedqssl.lowbit.ready import keep_ready
 from fedqssl.lowbit.weight import LowBitWeight
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "NonFiniteError",
     "Precision",
     "from_bytes",
+    "keep_ready",
     "load_bytes",
     "to_bytes",
     "to_lowbit",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,28 @@ def from_rows(rows: Tensor, shape: torch.Size) -> Tensor:
 def grad_carrier(shape: torch.Size, device: torch.device) -> Tensor:
     """A float tensor of this shape that takes four bytes: it carries gradients backward and nothing forward."""
     return torch.zeros((), device=device).expand(shape)
+
+
+class _NoGraph:
+    """Stands in for autograd's context where nothing is recorded."""
+
+    def __init__(self, inputs: int) -> None:
+        self.needs_input_grad = (False,) * inputs
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keep nothing."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """There are no gradients."""
+
+
+def run(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
+    """``function.apply``; without gradients its forward pass alone, as autograd takes as long as a small layer."""
+    if torch.is_grad_enabled():
+        out: Tensor = function.apply(*inputs)  # type: ignore[no-untyped-call]
+    else:
+        out = function.forward(_NoGraph(len(inputs)), *inputs)
+    return out
 
 
 @dataclass(frozen=True)
@@ -102,6 +125,10 @@ class Activation:
         """What is needed to read the packed codes."""
         return Code(self.bits, self.step, self.low, self.shape)
 
+    def carried_by(self, carrier: Tensor) -> Activation:
+        """The same codes, tied into autograd's graph by another carrier."""
+        return self if carrier is self.grad_carrier else replace(self, grad_carrier=carrier)
+
     def floats(self) -> Tensor:
         """The float view, outside autograd."""
         if self.values is not None:
@@ -122,8 +149,7 @@ class Activation:
 
     def to_tensor(self) -> Tensor:
         """The float view inside autograd, for operators that are not low-bit (pooling, a model's output)."""
-        out: Tensor = _ToTensor.apply(self.grad_carrier, self)  # type: ignore[no-untyped-call]
-        return out
+        return run(_ToTensor, self.grad_carrier, self)
 
     def for_backward(self) -> Tensor:
         """Packed codes to be saved by the next layer."""
@@ -158,9 +184,9 @@ def unpack_images(packed: Tensor, code: Code, start: int, count: int, pooled: bo
 
 class _ToTensor(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, grad_carrier: Tensor, activation: Activation) -> Tensor:
+    def forward(ctx: Any, grad_carrier: Tensor, activation: Activation) -> Tensor:
         return activation.floats().clone()  # views and pooled buffers must not escape
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, g: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         return g, None

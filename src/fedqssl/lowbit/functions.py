@@ -73,13 +73,20 @@ def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
             scale = layer.weight.integers()[1] * x.step
             return bit_conv2d(x.codes, layer.weight.unpacked(), 1, 1, *steps, scale)
         if integer_path(x.bits, layer):
-            w, scale = layer.weight.integers()
-            codes = x.codes
-            return _in_chunks(
-                x.shape, lambda i, n: intconv.conv2d(codes[i : i + n], w, *steps, layer.groups, scale * x.step)
-            )
-    floats = layer.weight.effective().contiguous(memory_format=torch.channels_last)
+            return _in_integers(x.codes, x.step, layer)
+    floats = layer.made("floats", lambda: layer.weight.effective().contiguous(memory_format=torch.channels_last))
     return _in_chunks(x.shape, lambda i, n: F.conv2d(x.images(i, n), floats, None, *steps, layer.groups))
+
+
+def _in_integers(codes: Tensor, step: float, layer: LowBitConv2d) -> Tensor:
+    shape = layer.stride, layer.padding, layer.dilation, layer.groups
+
+    def prepacked() -> intconv.Packed:
+        w, scale = layer.weight.integers()
+        return intconv.prepack(w, *shape, scale * step, codes.shape)
+
+    packed = layer.made(("integers", codes.shape[1:], step), prepacked)  # alike for any number of images
+    return _in_chunks(codes.shape, lambda i, n: intconv.conv2d(codes[i : i + n], packed, *shape))
 
 
 def _chunk_images(shape: torch.Size) -> int:
@@ -204,7 +211,7 @@ class Multiply(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: LowBitLinear, codes: Activation) -> Tensor:
         """Keeps the packed input codes."""
         _keep_input(ctx, layer, codes)
-        return codes.floats() @ layer.weight.effective().T
+        return codes.floats() @ layer.made("floats", layer.weight.effective).T
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Grads:
@@ -250,10 +257,12 @@ class NormActivate(torch.autograd.Function):
         save = any(ctx.needs_input_grad)
         act = layer.plan(rows, save, codes, residual)
         made = ops(rows).norm_act(rows, norm, act)
-        ctx.save_for_backward(made.mask, made.hat, gamma)
-        ctx.layer, ctx.act = layer, dataclasses.replace(act, residual_codes=None, residual_values=None, values_out=None)
-        ctx.residual_sink = codes.sink if codes is not None else None
         ctx.sink = Sink()
+        if save:
+            ctx.save_for_backward(made.mask, made.hat, gamma)
+            kept = dataclasses.replace(act, residual_codes=None, residual_values=None, values_out=None)
+            ctx.layer, ctx.act = layer, kept
+            ctx.residual_sink = codes.sink if codes is not None else None
         if not act.bits:
             assert made.values is not None
             return from_rows(made.values, y.shape)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor, nn
 
-from fedqssl.lowbit.activation import Activation, grad_carrier, to_rows
+from fedqssl.lowbit.activation import Activation, grad_carrier, run, to_rows
 from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.lowbit.functions import Convolve, Multiply, NormActivate, QuantizeRange
 from fedqssl.lowbit.precision import HAT_STEPS, LowBitOptions, Precision
+from fedqssl.lowbit.ready import Keeping, T
 from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant.kernels import ops
 from fedqssl.quant.kernels.types import Norm, NormAct
@@ -20,7 +21,7 @@ from fedqssl.quant.packing import pack
 INPUT_BITS = 8
 
 
-class _WeightLayer(nn.Module):
+class _WeightLayer(Keeping):
     """What convolutions and linear layers share."""
 
     def __init__(
@@ -39,6 +40,10 @@ class _WeightLayer(nn.Module):
         self.generator: torch.Generator | None = None
         if options.gradient_rounding == "stochastic":
             self.generator = torch.Generator(layer.weight.device)
+
+    def made(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Something made from the weights, for a kernel: made in every call, unless the layer keeps it (:func:`keep_ready`)."""
+        return make() if self.ready is None else self.ready.get((self.weight.codes, self.weight.scale), key, make)
 
     def seed_gradient_rounding(self, seed: int, name: str) -> None:
         """Derive the draws of stochastic gradient rounding, if there are any, from a seed and the layer's name."""
@@ -81,7 +86,7 @@ class LowBitConv2d(_WeightLayer):
 
     def forward(self, x: Activation) -> Tensor:
         """Codes (N, C, H, W) to floats (N, O, H', W')."""
-        y: Tensor = Convolve.apply(x.grad_carrier, self.weight.anchor, self, x)  # type: ignore[no-untyped-call]
+        y = run(Convolve, x.grad_carrier, self.weight.anchor, self, x)
         return y if self.bias is None else y + self.bias.view(-1, 1, 1)
 
 
@@ -90,11 +95,11 @@ class LowBitLinear(_WeightLayer):
 
     def forward(self, x: Activation) -> Tensor:
         """Codes (N, C) to floats (N, O)."""
-        y: Tensor = Multiply.apply(x.grad_carrier, self.weight.anchor, self, x)  # type: ignore[no-untyped-call]
+        y = run(Multiply, x.grad_carrier, self.weight.anchor, self, x)
         return y if self.bias is None else y + self.bias
 
 
-class LowBitNorm(nn.Module):
+class LowBitNorm(Keeping):
     """Batch norm and what follows it, fused: residual add, clipped ReLU, quantization (Algorithm 2, lines 3 to 5).
 
     Parameters and statistics carry torch's names. Without a batch norm (``norm=None``) it is the activation alone.
@@ -144,8 +149,8 @@ class LowBitNorm(nn.Module):
         codes = residual if isinstance(residual, Activation) else None
         joined = codes.grad_carrier if codes is not None else residual
         out: list[Activation] = []
-        z: Tensor = NormActivate.apply(y, self.weight, self.bias, joined, self, codes, out)  # type: ignore[no-untyped-call]
-        return dataclasses.replace(out[0], grad_carrier=z) if out else z
+        z = run(NormActivate, y, self.weight, self.bias, joined, self, codes, out)
+        return out[0].carried_by(z) if out else z
 
     def plan(self, rows: Tensor, save: bool, codes: Activation | None, residual: Tensor | None) -> NormAct:
         """What the kernel has to do for this call."""
@@ -177,6 +182,14 @@ class LowBitNorm(nn.Module):
 
     def coefficients(self, rows: Tensor, gamma: Tensor | None, beta: Tensor | None) -> tuple[Norm, Tensor, bool]:
         """Per-channel maps of the kernel, 1/std in float64, and whether the statistics are the batch's own."""
+        if self.ready is None or self.training:
+            return self._coefficients(rows, gamma, beta)
+        if self.normalizes and (self.running_mean is None or self.running_var is None):
+            return self._coefficients(rows, gamma, beta)
+        made_of = self.running_mean, self.running_var, gamma, beta
+        return self.ready.get(made_of, rows.shape[1], lambda: self._coefficients(rows, gamma, beta))
+
+    def _coefficients(self, rows: Tensor, gamma: Tensor | None, beta: Tensor | None) -> tuple[Norm, Tensor, bool]:
         channels = rows.shape[1]
         ones = torch.ones(channels, device=rows.device)
         zeros = torch.zeros(channels, device=rows.device)
@@ -240,8 +253,8 @@ class InputCodes(nn.Module):
 def _coded(x: Tensor, bits: int, extent: tuple[float, float]) -> Activation:
     """Codes of floats on the uniform grid of ``extent``, tied into autograd's graph."""
     out: list[Activation] = []
-    carrier: Tensor = QuantizeRange.apply(x, bits, extent, out)  # type: ignore[no-untyped-call]
-    return dataclasses.replace(out[0], grad_carrier=carrier)
+    carrier = run(QuantizeRange, x, bits, extent, out)
+    return out[0].carried_by(carrier)
 
 
 class RangeCodes(nn.Module):

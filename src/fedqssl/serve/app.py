@@ -57,6 +57,7 @@ class Worker:
 
     def __init__(self, model: DeviceModel, limits: Limits) -> None:
         self.model, self.limits, self.lock = model, limits, threading.Lock()
+        model.keep_ready()
         self.decoding = threading.BoundedSemaphore(DECODING)
 
     def check(self, uploads: list[tuple[str, bytes]]) -> None:

@@ -7,6 +7,8 @@ would ever give it, and everything else falls back to float convolution of the s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -21,23 +23,37 @@ def fits(x_max: int, w_max: int) -> bool:
     return x_max <= 255 and w_max <= 127 and 2 * x_max * w_max <= _PAIR_LIMIT
 
 
-def conv2d(
-    x: Tensor,
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Weights in the kernel's own layout, with what it adds and multiplies per output channel."""
+
+    weights: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+
+def prepack(
     w: Tensor,
     stride: tuple[int, int],
     padding: tuple[int, int],
     dilation: tuple[int, int],
     groups: int,
     scale: float,
-) -> Tensor:
-    """``scale * conv2d(x, w)`` for uint8 x (channels_last) and int8 w; float32 output, channels_last."""
-    onednn = torch.ops.onednn
+    shape: Sequence[int],
+) -> Packed:
+    """Integer weights (int8) for inputs of this shape, and the scale of the output."""
     scales = torch.full((w.shape[0],), scale)
-    zeros = torch.zeros(w.shape[0], dtype=torch.int64)
-    packed = onednn.qconv_prepack(w, scales, 1.0, 0, stride, padding, dilation, groups, list(x.shape))
+    packed = torch.ops.onednn.qconv_prepack(w, scales, 1.0, 0, stride, padding, dilation, groups, list(shape))
+    return Packed(packed, scales, torch.zeros(w.shape[0], dtype=torch.int64))
+
+
+def conv2d(
+    x: Tensor, w: Packed, stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int], groups: int
+) -> Tensor:
+    """``scale * conv2d(x, w)`` for uint8 x (channels_last) and packed weights; float32 output, channels_last."""
     shape = (stride, padding, dilation, groups)
-    out: Tensor = onednn.qconv2d_pointwise(
-        x, 1.0, 0, packed, scales, zeros, None, *shape, 1.0, 0, torch.float32, "none", [], ""
+    out: Tensor = torch.ops.onednn.qconv2d_pointwise(
+        x, 1.0, 0, w.weights, w.scales, w.zeros, None, *shape, 1.0, 0, torch.float32, "none", [], ""
     )
     return out
 
@@ -50,7 +66,7 @@ def _exact(x_max: int, w_max: int, channels: int, out: int, groups: int, stride:
     w[0], w[1] = w_max, -w_max
     x = x.contiguous(memory_format=torch.channels_last)
     steps = (stride, stride), (1, 1), (1, 1), groups
-    got = conv2d(x, w.to(torch.int8), *steps, 0.5)
+    got = conv2d(x, prepack(w.to(torch.int8), *steps, 0.5, x.shape), *steps)
     want = F.conv2d(x.double(), w.double(), None, *steps) * 0.5
     return torch.equal(got.double(), want.float().double())
 
