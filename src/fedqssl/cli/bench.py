@@ -198,3 +198,17 @@ def imports(repeats: Repeats = 7, json: JsonFile = None) -> None:
     from fedqssl.studies.bench import imports as bench
 
     _show(bench.run(repeats), json)
+
+
+@app.command()
+def serve(
+    file: Annotated[Path, typer.Argument(help="A device file (fedqssl export).")],
+    requests: Annotated[int, typer.Option(min=20, help="Requests to each service, in turns.")] = 300,
+    json: JsonFile = None,
+) -> None:
+    """Milliseconds of a request to fedqssl serve, beside a plain FastAPI service with fp32 torch (extra: serve)."""
+    from fedqssl.serve.running import check_serve
+    from fedqssl.studies.bench import serve as bench
+
+    check_serve()
+    _show(bench.run(file, requests), json)
