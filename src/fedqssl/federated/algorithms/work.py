@@ -88,13 +88,13 @@ def on_one_model(config: RunConfig, work: RoundWork) -> RoundWork:
 
 
 def with_checks(config: RunConfig, work: RoundWork) -> RoundWork:
-    """With what ``aggregation.robust`` makes the server do on the buffer: ``fltrust`` trains one model."""
+    """With the buffer's part in ``aggregation.robust``: ``fltrust`` trains a model on it, ``embedding`` shows it to all models."""
     robust, server = config.aggregation.robust, config.server
     if robust == "fltrust":
         if server.dequantize_epochs is None:
             return replace(work, buffer_steps=work.buffer_steps + (server.steps or 0))
         return replace(work, buffer_epochs=work.buffer_epochs + 1)
-    return work
+    return replace(work, passes=work.passes + 1) if robust == "embedding" else work
 
 
 def without_clients(

@@ -11,6 +11,7 @@ from fedqssl.federated.optimizers.agreement import with_weights_by_agreement
 from fedqssl.federated.optimizers.bits import with_weights_by_bits
 from fedqssl.federated.optimizers.clip import with_clip
 from fedqssl.federated.optimizers.ema import with_ema
+from fedqssl.federated.optimizers.embedding import with_embedding_check
 from fedqssl.federated.optimizers.fedexp import with_fedexp
 from fedqssl.federated.optimizers.fltrust import with_fltrust
 from fedqssl.federated.optimizers.krum import with_krum
@@ -27,7 +28,7 @@ WEIGHTS = {"bits": with_weights_by_bits, "agreement": with_weights_by_agreement,
 
 ROBUST = {"median": with_median, "trimmed": with_trimmed_mean, "krum": with_krum, "clip": with_clip}
 """Of the clients' models alone."""
-BY_BUFFER = {"fltrust": with_fltrust}
+BY_BUFFER = {"fltrust": with_fltrust, "embedding": with_embedding_check}
 """These also look at the uploads themselves and at the buffer, so that they take the whole algorithm."""
 
 
@@ -91,6 +92,8 @@ def _by_buffer(algorithm: Algorithm, robust: str) -> Server:
         raise ConfigError(
             f"{algorithm.name} trains with labels, and the server's buffer has none, so aggregation.robust cannot be 'fltrust'"
         )
+    if robust == "embedding" and algorithm.check is not check_model:
+        raise ConfigError(f"{algorithm.name}'s clients send no models, so aggregation.robust cannot be 'embedding'")
     return BY_BUFFER[robust](algorithm)
 
 
