@@ -88,7 +88,7 @@ def on_one_model(config: RunConfig, work: RoundWork) -> RoundWork:
 
 
 def with_checks(config: RunConfig, work: RoundWork) -> RoundWork:
-    """With the buffer's part in ``aggregation.robust``: ``fltrust`` trains a model on it, ``embedding`` shows it to all models."""
+    """With the buffer's part in ``aggregation.robust``: ``fltrust`` trains a model on it, ``embedding`` shows it to all."""
     robust, server = config.aggregation.robust, config.server
     if robust == "fltrust":
         if server.dequantize_epochs is None:
