@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fedqssl.data.images import with_channels
+from fedqssl.data.pictures import one_picture
 from fedqssl.device.model import DeviceModel
-from fedqssl.device.pictures import one_picture, with_channels
 
 
 def test_grey_is_pillows():
