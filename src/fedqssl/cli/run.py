@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from fedqssl.config import RunConfig
 
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/<preset>-<number>.")]
-Resume = Annotated[Path | None, typer.Option(help="Resume the run in this folder.")]
+Resume = Annotated[Path | None, typer.Option(help="Resume the run in this folder; with rounds=N, extend it.")]
 Engine = Annotated[str | None, typer.Option(help="Engine: in_process, or flower-sim for Flower's simulation on Ray.")]
 Exact = Annotated[
     bool,
@@ -45,11 +46,10 @@ def run(
     For example: fedqssl run quickstart rounds=20 --out runs/a, and after an interruption: fedqssl run --resume runs/a
     """
     if resume is not None:
-        if words or out is not None or overwrite or engine is not None:
-            raise ValueError(
-                "--resume uses the run's own configuration; leave out the settings, --out, --overwrite and --engine"
-            )
-        _go(resume, None, exact=exact)
+        rounds = _more_rounds(words or ())
+        if out is not None or overwrite or engine is not None:
+            raise ValueError("--resume uses the run's own configuration; leave out --out, --overwrite and --engine")
+        _go(resume, None, exact=exact, rounds=rounds)
         return
     if exact:
         raise ValueError(
@@ -62,7 +62,27 @@ def run(
     _go(out if out is not None else next_folder(source), config, overwrite)
 
 
-def _go(folder: Path, config: RunConfig | None, overwrite: bool = False, exact: bool = False) -> None:
+def _more_rounds(words: Sequence[str]) -> int | None:
+    """The one setting that ``--resume`` takes."""
+    from fedqssl.config.load import parse_words
+
+    found = parse_words(words) if all("=" in word for word in words) else {"": ""}
+    if not found:
+        return None
+    if found.keys() != {"rounds"} or not found["rounds"].isdecimal():
+        raise ValueError(
+            "--resume uses the run's own configuration; the only setting that it takes is more rounds, like rounds=20"
+        )
+    return int(found["rounds"])
+
+
+def _go(
+    folder: Path,
+    config: RunConfig | None,
+    overwrite: bool = False,
+    exact: bool = False,
+    rounds: int | None = None,
+) -> None:
     """Start (or, without a configuration, resume) the run in this folder and print its final table."""
     console = Console()
     try:
@@ -70,7 +90,9 @@ def _go(folder: Path, config: RunConfig | None, overwrite: bool = False, exact: 
         from fedqssl.cli.progress import TerminalProgress
 
         with TerminalProgress(console) as progress:
-            if config is None:
+            if config is None and rounds is not None:
+                result = runs.extend(folder, rounds, exact=exact, progress=progress)
+            elif config is None:
                 result = runs.resume(folder, exact=exact, progress=progress)
             else:
                 result = runs.start(config, folder, overwrite=overwrite, progress=progress)

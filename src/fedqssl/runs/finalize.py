@@ -20,13 +20,13 @@ from fedqssl.runs.round import learning_rate
 def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> RunResult:
     """Evaluate, hand every client its model, write the result."""
     config, folder, progress = context.config, equipment.folder, equipment.progress
-    accuracies = equipment.accuracies
+    accuracies, rounds = equipment.accuracies, checkpoint.rounds_done
     why = unmeasured(context)
     progress.say(why or "evaluating")
     own = checkpoint.payloads
     if context.task.supervised:  # section 8: the client's own model after local training
-        rate = learning_rate(config, config.rounds - 1)
-        replies, failed = equipment.engine.train_clients(own, context.job(config.rounds, rate, return_model=True))
+        rate = learning_rate(config, rounds - 1)
+        replies, failed = equipment.engine.train_clients(own, context.job(rounds, rate, return_model=True))
         for name, why in sorted(failed.items()):
             progress.say(f"warning: {name} was not trained on its own images after the last round: {why}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
@@ -45,7 +45,7 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
         algorithm=config.algorithm,
         dataset=config.data,
         seed=config.seed,
-        rounds=config.rounds,
+        rounds=rounds,
         global_accuracy=total,
         local_accuracy=sum(known) / len(known) if known else None,
         clients=clients,
@@ -54,9 +54,9 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
         client_seconds=checkpoint.totals.client_seconds,
         server_seconds=checkpoint.totals.server_seconds,
         peak_memory_bytes=equipment.pool.peak_memory(),
-        protocol=protocol(config),
+        protocol=protocol(config) + ("" if rounds == config.rounds else f"-stopped-{rounds}"),
         controls=controls,
-        steps=steps_taken(context),
+        steps=steps_taken(context, rounds),
         knn_gain=_knn_gain(folder),
     )
     figures = draw(context, folder)
