@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from fedqssl.cli import listing
 from fedqssl.cli.arguments import split_words
 from fedqssl.cli.main import app, main
-from fedqssl.cli.run import next_folder
 from fedqssl.config import PRESETS, load_config
+from fedqssl.runs.find import next_folder
 
 runner = CliRunner()
 

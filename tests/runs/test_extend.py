@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from tests.support.commands import cli
-from tests.support.tiny_run import tiny
 
+from commands import cli
 from fedqssl.config import load_run_config
 from fedqssl.runs import Progress, RunError, extend, resume, start
 from fedqssl.runs.folder import RunFolder
+from tiny_run import tiny
 
 
 class Stop(Progress):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedqssl.cli.arguments import INTERRUPTED, Words, source_name, split_words
+from fedqssl.cli.arguments import INTERRUPTED, Words, split_words
 
 if TYPE_CHECKING:
     from fedqssl.config import RunConfig
@@ -23,14 +23,6 @@ Exact = Annotated[
     typer.Option("--exact", help="With --resume: an error if kernels, threads or versions changed since the start."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out if there is one.")]
-
-
-def next_folder(source: str, parent: Path = Path("runs")) -> Path:
-    """``runs/<preset>-1``, or with the first number above those that exist."""
-    name = source_name(source)
-    taken = [p.name.removeprefix(f"{name}-") for p in parent.glob(f"{name}-*")]
-    last = max((int(number) for number in taken if number.isdecimal()), default=0)
-    return parent / f"{name}-{last + 1}"
 
 
 def run(
@@ -59,6 +51,8 @@ def run(
 
     source, settings = split_words(words or ())
     config = load_config(source, settings if engine is None else [*settings, f"engine={engine}"])
+    from fedqssl.runs.find import next_folder
+
     _go(out if out is not None else next_folder(source), config, overwrite)
 
 
