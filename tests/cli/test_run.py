@@ -85,7 +85,7 @@ def test_resume(runs, tmp_path):
     assert runs.calls == [("resume", Path("old"))]
 
 
-@pytest.mark.parametrize("extra", [["smoke"], ["rounds=3"], ["--out", "x"], ["--overwrite"]])
+@pytest.mark.parametrize("extra", [["smoke"], ["rounds=3", "lr=1"], ["--out", "x"], ["--overwrite"]])
 def test_resume_changes_nothing(runs, capsys, extra):
     assert "--resume uses the run's own configuration" in fails(capsys, "run", "--resume", "old", *extra)
     assert runs.calls == []

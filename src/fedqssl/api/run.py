@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import Tensor
 
     from fedqssl.config import RunConfig
     from fedqssl.device import DeviceModel, Prediction
@@ -202,6 +203,23 @@ class Client:
         from fedqssl.maker.exporting import made_for_device
 
         return from_bytes(made_for_device(self._run, self.name, data, labels), trust=True)
+
+    def images(self, split: str = "test") -> tuple[Tensor, Tensor | None]:
+        """The client's own images, uint8 (N, C, H, W), and their labels if they have any.
+
+        Args:
+            split: ``train`` or ``test``.
+
+        Example:
+            >>> images, labels = run.clients["client-00"].images()
+            >>> len(images) == len(labels)
+            True
+        """
+        if split not in ("train", "test"):
+            raise ValueError(f"split must be train or test, not {split!r}")
+        context = self._run.context
+        found = context.train.subset(getattr(context.partition.clients[self.name], split))
+        return found.images, found.labels
 
     def predict(self, images: Any, top: int = 1) -> list[Prediction]:
         """Classify pictures with the client's own model; see :meth:`fedqssl.device.DeviceModel.predict`.
