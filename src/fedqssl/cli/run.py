@@ -22,6 +22,10 @@ Exact = Annotated[
     bool,
     typer.Option("--exact", help="With --resume: an error if kernels, threads or versions changed since the start."),
 ]
+SetFile = Annotated[
+    Path | None,
+    typer.Option("--set-file", help="TOML file of settings to change; those on the command line come after it."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out if there is one.")]
 
 
@@ -32,6 +36,7 @@ def run(
     overwrite: Overwrite = False,
     engine: Engine = None,
     exact: Exact = False,
+    set_file: SetFile = None,
 ) -> None:
     """Pre-train across clients, or resume a run.
 
@@ -39,8 +44,8 @@ def run(
     """
     if resume is not None:
         rounds = _more_rounds(words or ())
-        if out is not None or overwrite or engine is not None:
-            raise ValueError("--resume uses the run's own configuration; leave out --out, --overwrite and --engine")
+        if out is not None or overwrite or engine is not None or set_file is not None:
+            raise ValueError("--resume uses the run's own configuration; leave out the other options")
         _go(resume, None, exact=exact, rounds=rounds)
         return
     if exact:
@@ -48,12 +53,30 @@ def run(
             "--exact belongs to --resume: it asks for the same bytes as if the run had not been interrupted"
         )
     from fedqssl.config import load_config
+    from fedqssl.config.load import remarks
 
     source, settings = split_words(words or ())
-    config = load_config(source, settings if engine is None else [*settings, f"engine={engine}"])
+    if set_file is not None:
+        settings = [*_settings_in(set_file), *settings]
+    if engine is not None:
+        settings.append(f"engine={engine}")
+    config = load_config(source, settings)
+    for line in remarks(source, settings):
+        typer.echo(f"note: {line}")
     from fedqssl.runs.find import next_folder
 
     _go(out if out is not None else next_folder(source), config, overwrite)
+
+
+def _settings_in(path: Path) -> list[str]:
+    """The settings of a TOML file, as words of the command line."""
+    from fedqssl.config.keys import flat
+    from fedqssl.config.load import read_toml
+
+    if not path.is_file():
+        raise ValueError(f"--set-file {path}: no such file; it is a TOML file of settings, like rounds = 20")
+    found = flat(read_toml(path))
+    return [f"{key}={','.join(map(str, v)) if isinstance(v, list) else v}" for key, v in found.items()]
 
 
 def _more_rounds(words: Sequence[str]) -> int | None:

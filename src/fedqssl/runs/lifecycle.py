@@ -89,6 +89,10 @@ def start(
     for line in said:
         progress.say(line)
     context, warned = _loaded(config, progress)
+    if context.sizes and max(context.sizes.values()) < config.batch_size:
+        line = f"warning: batch_size is {config.batch_size}, but no client has more than {max(context.sizes.values())} images"
+        progress.say(line)
+        warned.append(line)
     check_model(context)
     try:
         folder = RunFolder.create(out, overwrite)
