@@ -13,13 +13,13 @@ def draw(context: Context, folder: RunFolder) -> list[str]:
     """Draw what can be drawn; returns the names of the files."""
     if not plotting.installed():
         return []
-    drawn = {"curves.png": _curves(folder), "partition.png": _partition(context)}
+    drawn = {"curves.png": curves(folder), "partition.png": _partition(context)}
     for name, figure in drawn.items():
         plotting.save(figure, folder.path / name)
     return list(drawn)
 
 
-def _curves(folder: RunFolder) -> Any:
+def curves(folder: RunFolder) -> Any:
     """Mean client loss, kNN accuracy and aggregation weights over rounds."""
     lines = folder.lines()
     rounds = [line["round"] for line in lines]

@@ -18,9 +18,9 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from fedqssl import __version__
 from fedqssl.data.images import DataError
+from fedqssl.data.pictures import from_encoded
 from fedqssl.data.pixels import FORMATS, decoding_cost
 from fedqssl.device import DeviceModel
-from fedqssl.device.pictures import from_encoded
 from fedqssl.serve.limits import Gate, Limits
 
 DECODING = 2

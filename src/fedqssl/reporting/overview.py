@@ -8,14 +8,14 @@ from math import isfinite
 from statistics import fmean, stdev
 
 from fedqssl.config.keys import flat
-from fedqssl.report.charts import ChartRow, Level, Point, Series, line_chart, rows_chart
-from fedqssl.report.clients_section import CONTROL, control_legend, control_point
-from fedqssl.report.data import RunData, short_best
-from fedqssl.report.learning_section import accuracy_figure, loss_figure
-from fedqssl.report.parts import Figure, Section
-from fedqssl.report.summary_section import bits_summary
-from fedqssl.report.svg import Mark
-from fedqssl.report.theme import Theme, bits_words, percent, percent_tick
+from fedqssl.reporting.charts import ChartRow, Level, Point, Series, line_chart, rows_chart
+from fedqssl.reporting.clients_section import CONTROL, control_legend, control_point
+from fedqssl.reporting.data import RunData, short_best
+from fedqssl.reporting.learning_section import accuracy_figure, loss_figure
+from fedqssl.reporting.parts import Figure, Section
+from fedqssl.reporting.summary_section import bits_summary
+from fedqssl.reporting.svg import Mark
+from fedqssl.reporting.theme import Theme, bits_words, percent, percent_tick
 
 SECTIONS = 40
 """Each run has its own section up to this number of runs."""

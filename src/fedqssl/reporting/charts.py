@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedqssl.report.scales import AxisScale, limits, log_limits
-from fedqssl.report.svg import WIDTH, Drawing, Format, Mark, dot, el, line, text, x_axis, y_axis
-from fedqssl.report.theme import percent_tick, tick
+from fedqssl.reporting.scales import AxisScale, limits, log_limits
+from fedqssl.reporting.svg import WIDTH, Drawing, Format, Mark, dot, el, line, text, x_axis, y_axis
+from fedqssl.reporting.theme import percent_tick, tick
 
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 14.0, 40.0
 END = WIDTH - RIGHT

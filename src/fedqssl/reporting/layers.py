@@ -20,8 +20,8 @@ from fedqssl.files import read_json
 from fedqssl.lowbit.container import check_bytes, read_header
 from fedqssl.quant.compand import COMPANDERS, compand_quantize, compand_values, levels
 from fedqssl.quant.packing import unpack
-from fedqssl.report.data import RunData
-from fedqssl.report.theme import FULL
+from fedqssl.reporting.data import RunData
+from fedqssl.reporting.theme import FULL
 
 
 @dataclass(frozen=True)

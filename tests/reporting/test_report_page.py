@@ -15,12 +15,12 @@ from fedqssl.cli.main import main
 from fedqssl.evaluation.collapse import Collapse
 from fedqssl.federated.context import build_simulation
 from fedqssl.federated.state import read_payload
-from fedqssl.report import write_report
-from fedqssl.report.clients_section import rank_correlation
-from fedqssl.report.data import ReportError, read_run, short_best
-from fedqssl.report.layers import LayerErrors, layer_errors
-from fedqssl.report.overview import differences
-from fedqssl.report.svg import el
+from fedqssl.reporting import write_report
+from fedqssl.reporting.clients_section import rank_correlation
+from fedqssl.reporting.data import ReportError, read_run, short_best
+from fedqssl.reporting.layers import LayerErrors, layer_errors
+from fedqssl.reporting.overview import differences
+from fedqssl.reporting.svg import el
 from fedqssl.runs.find import find_runs
 
 SECTIONS = ["curves", "weights", "clients", "partition", "ledger", "layers", "collapse", "protocol", "files"]
@@ -173,7 +173,7 @@ def test_layer_errors_are_those_of_the_loaded_models(real):
 
 
 def test_a_failing_ledger_is_a_sentence(made, monkeypatch):
-    monkeypatch.setattr("fedqssl.report.costs._costs", lambda run: 1 / 0)
+    monkeypatch.setattr("fedqssl.reporting.costs._costs", lambda run: 1 / 0)
     assert "There is no ledger for this run: ZeroDivisionError" in report(made(clients=2, rounds=1))
 
 
@@ -251,7 +251,7 @@ def test_algorithms_of_one_title_are_told_apart(made, tmp_path, monkeypatch):
         shutil.copytree(made(clients=2, rounds=1, algorithm=name), tmp_path / name)
     runs = [read_run(path) for path in find_runs(tmp_path)]
     assert differences(runs) == ["Fed-QSSL", "Fed-SimCLR"]
-    monkeypatch.setattr("fedqssl.report.data.RunData.title", "the same")
+    monkeypatch.setattr("fedqssl.reporting.data.RunData.title", "the same")
     assert differences(runs) == ["fed_qssl", "fed_simclr"]
 
 

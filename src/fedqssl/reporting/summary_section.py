@@ -10,10 +10,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedqssl.evaluation.controls import knn_warning
-from fedqssl.report.costs import Costs
-from fedqssl.report.data import RunData, short_best
-from fedqssl.report.learning_section import collapse_warnings
-from fedqssl.report.theme import FULL, bits_words, counted, percent
+from fedqssl.reporting.costs import Costs
+from fedqssl.reporting.data import RunData, short_best
+from fedqssl.reporting.learning_section import collapse_warnings
+from fedqssl.reporting.theme import FULL, bits_words, counted, percent
 from fedqssl.units import bytes_text, ratio_text, seconds_text
 
 

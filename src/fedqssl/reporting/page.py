@@ -10,27 +10,27 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedqssl import __version__
-from fedqssl.report import clients_section, cost_section, learning_section, summary_section, theme
-from fedqssl.report.costs import costs
-from fedqssl.report.data import ReportError, RunData, read_run, runs_to_report, short_best
-from fedqssl.report.layers import layer_errors
-from fedqssl.report.overview import SECTIONS, compared, short
-from fedqssl.report.summary_section import link
-from fedqssl.report.svg import WIDTH, dot
-from fedqssl.report.theme import Theme
+from fedqssl.reporting import clients_section, cost_section, learning_section, summary_section, theme
+from fedqssl.reporting.costs import costs
+from fedqssl.reporting.data import ReportError, RunData, read_run, runs_to_report, short_best
+from fedqssl.reporting.layers import layer_errors
+from fedqssl.reporting.overview import SECTIONS, compared, short
+from fedqssl.reporting.summary_section import link
+from fedqssl.reporting.svg import WIDTH, dot
+from fedqssl.reporting.theme import Theme
 from fedqssl.runs.find import is_run
 from fedqssl.runs.folder import write_atomically
 
 
 def _asset(name: str) -> Markup:
     """A style sheet or script of this package, to be embedded in the page."""
-    return Markup(package_files("fedqssl.report").joinpath(name).read_text(encoding="utf-8"))
+    return Markup(package_files("fedqssl.reporting").joinpath(name).read_text(encoding="utf-8"))
 
 
 def render(template: str, **values: object) -> str:
     """A page from a template; everything that comes from a run is escaped, and a missing value is an error."""
     environment = Environment(
-        loader=PackageLoader("fedqssl.report"),
+        loader=PackageLoader("fedqssl.reporting"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from statistics import median
 
-from fedqssl.report.charts import Bar, ChartRow, Point, bar_chart, rows_chart
-from fedqssl.report.costs import Costs
-from fedqssl.report.data import RunData
-from fedqssl.report.layers import LayerErrors
-from fedqssl.report.parts import Figure, Section
-from fedqssl.report.svg import Mark
-from fedqssl.report.theme import FULL, Theme, bits_words, percent, percent_tick
+from fedqssl.reporting.charts import Bar, ChartRow, Point, bar_chart, rows_chart
+from fedqssl.reporting.costs import Costs
+from fedqssl.reporting.data import RunData
+from fedqssl.reporting.layers import LayerErrors
+from fedqssl.reporting.parts import Figure, Section
+from fedqssl.reporting.svg import Mark
+from fedqssl.reporting.theme import FULL, Theme, bits_words, percent, percent_tick
 from fedqssl.units import bytes_text, operations_text, ratio_text
 
 _MEASURES = (

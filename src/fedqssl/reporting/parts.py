@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedqssl.report.svg import Drawing, Mark
+from fedqssl.reporting.svg import Drawing, Mark
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Figure:
         name: its id on the page.
         title: its heading.
         label: what the drawing shows, for screen readers; also the caption of its numbers.
-        drawing: one of :mod:`fedqssl.report.charts`.
+        drawing: one of :mod:`fedqssl.reporting.charts`.
         note: a line below the heading.
         legend: what the marks stand for.
         head: columns of the table of its numbers; if empty, there is no table.

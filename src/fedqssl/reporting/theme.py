@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from fedqssl.report.svg import SHAPES, Mark
+from fedqssl.reporting.svg import SHAPES, Mark
 from fedqssl.units import bytes_text
 
 _LIGHT = ((232, 119, 34), (205, 56, 98), (128, 60, 168), (38, 52, 140))

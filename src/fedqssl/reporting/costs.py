@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedqssl.config.load import code_of
-from fedqssl.report.data import RunData
-from fedqssl.report.theme import FULL
+from fedqssl.reporting.data import RunData
+from fedqssl.reporting.theme import FULL
 
 
 @dataclass(frozen=True)

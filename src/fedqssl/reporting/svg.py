@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from fedqssl.report.scales import AxisScale
+from fedqssl.reporting.scales import AxisScale
 
 WIDTH = 360.0
 Format = Callable[[float], str]

@@ -1,5 +1,5 @@
 """A run, or a folder of runs, as one self-contained page: ``report.html``."""
 
-from fedqssl.report.page import write_report
+from fedqssl.reporting.page import write_report
 
 __all__ = ["write_report"]

@@ -8,11 +8,11 @@ from statistics import fmean, median
 
 from fedqssl.evaluation.collapse import MIN_RANK, Collapse
 from fedqssl.evaluation.controls import SHORT
-from fedqssl.report.charts import ChartRow, Level, Point, Series, line_chart, rows_chart
-from fedqssl.report.data import RunData, short_best
-from fedqssl.report.parts import Figure, Section
-from fedqssl.report.svg import Mark
-from fedqssl.report.theme import Theme, bits_words, percent, percent_tick, plain, tick
+from fedqssl.reporting.charts import ChartRow, Level, Point, Series, line_chart, rows_chart
+from fedqssl.reporting.data import RunData, short_best
+from fedqssl.reporting.parts import Figure, Section
+from fedqssl.reporting.svg import Mark
+from fedqssl.reporting.theme import Theme, bits_words, percent, percent_tick, plain, tick
 
 CROWD = 24
 """Above this number of clients lines are faint, and medians are shown."""

@@ -9,11 +9,11 @@ from statistics import fmean
 from typing import Any
 
 from fedqssl.evaluation.controls import SHORT
-from fedqssl.report.charts import MANY_ROWS, ChartRow, Point, heat_map, rows_chart, scatter
-from fedqssl.report.data import Client, Labels, RunData
-from fedqssl.report.parts import Figure, Section
-from fedqssl.report.svg import Mark
-from fedqssl.report.theme import Theme, bits_words, percent, percent_tick, tick
+from fedqssl.reporting.charts import MANY_ROWS, ChartRow, Point, heat_map, rows_chart, scatter
+from fedqssl.reporting.data import Client, Labels, RunData
+from fedqssl.reporting.parts import Figure, Section
+from fedqssl.reporting.svg import Mark
+from fedqssl.reporting.theme import Theme, bits_words, percent, percent_tick, tick
 
 FEW = 24
 """Whiskers are drawn up to this number of clients."""

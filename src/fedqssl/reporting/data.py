@@ -16,7 +16,7 @@ from fedqssl.federated.algorithms import Algorithm, AlgorithmError, get_algorith
 from fedqssl.federated.protocol import protocol
 from fedqssl.files import read_json
 from fedqssl.imported import one_line
-from fedqssl.report.described import Described, Splits, count
+from fedqssl.reporting.described import Described, Splits, count
 from fedqssl.runs import RunError, RunResult
 from fedqssl.runs.cells import read_result
 from fedqssl.runs.checksums import check_sum

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from fedqssl.report import write_report
+from fedqssl.reporting import write_report
 from needed import unavailable
 
 SIZES = {"phone": (390, 844), "desktop": (1440, 900)}

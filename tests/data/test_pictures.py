@@ -1,5 +1,6 @@
 """Pictures as a model takes them, and its answers by name: without a model."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fedqssl.data.images import with_channels
+from fedqssl.data.pictures import one_picture
 from fedqssl.device.model import DeviceModel
-from fedqssl.device.pictures import one_picture, with_channels
 
 
 def test_grey_is_pillows():
@@ -36,3 +38,17 @@ def test_answers_are_named_by_their_place_and_begin_with_the_likeliest():
     first, second = model.answers(torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.375, 0.125]]), top=2)
     assert (first.name, second.name) == ("owl", "cat") and first.probability == pytest.approx(0.7)
     assert [name for name, _ in first.top] == ["owl", "dog"] and second.top == (("cat", 0.5), ("dog", 0.375))
+
+
+def test_a_prediction_names_its_file_and_a_model_is_one_line(tmp_path):
+    import fedqssl
+
+    model = fedqssl.load(Path(__file__).parents[1] / "compat" / "before_restructure" / "phone.fqssl")
+    path = tmp_path / "bird.png"
+    Image.fromarray(np.zeros((20, 30, 3), dtype=np.uint8)).save(path)
+    assert [p.file for p in model.predict([path, np.zeros((9, 9, 3), dtype=np.uint8), str(path)])] == [
+        *(str(path), None),
+        str(path),
+    ]
+    assert [p.file for p in model.predict(tmp_path)] == [str(path)]
+    assert repr(model).startswith("<DeviceModel ") and "\n" not in repr(model) and len(repr(model)) < 120
