@@ -182,3 +182,21 @@ def test_a_file_of_settings_comes_before_the_command_line(runs, tmp_path, capsys
     assert "note: rounds is given 2 times; 3 is used" in result.output
     assert "note: bits has 2 entries, so there are 2 clients; smoke has 4" in result.output
     assert "no such file; it is a TOML file" in fails(capsys, "run", "smoke", "--set-file", "none.toml")
+
+
+def test_a_command_is_told_how_the_run_ended(runs, tmp_path, monkeypatch):
+    (tmp_path / "note.sh").write_text("#!/bin/sh\necho $FEDQSSL_RUN $FEDQSSL_STATUS $1 >> told\n")
+    (tmp_path / "note.sh").chmod(0o755)
+    notify = ["--notify", f"{tmp_path}/note.sh phone"]
+    assert runner.invoke(app, ["run", "smoke", "--out", "a", *notify]).exit_code == 0
+    monkeypatch.setattr("fedqssl.runs.start", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert runner.invoke(app, ["run", "smoke", "--out", "b", *notify]).exit_code == 130
+    monkeypatch.setattr("fedqssl.runs.start", lambda *a, **k: (_ for _ in ()).throw(ValueError("no")))
+    assert runner.invoke(app, ["run", "smoke", "--out", "c", *notify]).exit_code != 0
+    assert (tmp_path / "told").read_text() == "a finished phone\nb stopped phone\nc failed phone\n"
+
+
+def test_notifying_never_changes_the_outcome(runs):
+    found = runner.invoke(app, ["run", "smoke", "--out", "a", "--notify", "/no/such/command"])
+    assert found.exit_code == 0 and "did not work" in found.output
+    assert "\a" in runner.invoke(app, ["run", "smoke", "--out", "b", "--notify", "bell"]).output

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +29,12 @@ SetFile = Annotated[
     Path | None,
     typer.Option("--set-file", help="TOML file of settings to change; those on the command line come after it."),
 ]
+Notify = Annotated[
+    str | None,
+    typer.Option(
+        help="At the end: bell, or a command that gets FEDQSSL_RUN and FEDQSSL_STATUS (finished, stopped, failed)."
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out if there is one.")]
 
 
@@ -37,6 +46,7 @@ def run(
     engine: Engine = None,
     exact: Exact = False,
     set_file: SetFile = None,
+    notify: Notify = None,
 ) -> None:
     """Pre-train across clients, or resume a run.
 
@@ -46,7 +56,8 @@ def run(
         rounds = _more_rounds(words or ())
         if out is not None or overwrite or engine is not None or set_file is not None:
             raise ValueError("--resume uses the run's own configuration; leave out the other options")
-        _go(resume, None, exact=exact, rounds=rounds)
+        with _notifying(notify, resume):
+            _go(resume, None, exact=exact, rounds=rounds)
         return
     if exact:
         raise ValueError(
@@ -65,7 +76,30 @@ def run(
         typer.echo(f"note: {line}")
     from fedqssl.runs.find import next_folder
 
-    _go(out if out is not None else next_folder(source), config, overwrite)
+    folder = out if out is not None else next_folder(source)
+    with _notifying(notify, folder):
+        _go(folder, config, overwrite)
+
+
+@contextmanager
+def _notifying(notify: str | None, folder: Path) -> Iterator[None]:
+    """Ring the bell, or start a command, however the run ends; a command that fails does not change the run's own outcome."""
+    status = "failed"
+    try:
+        yield
+        status = "finished"
+    except typer.Exit:
+        status = "stopped"
+        raise
+    finally:
+        if notify == "bell":
+            typer.echo("\a", nl=False)
+        elif notify is not None:
+            names = {**os.environ, "FEDQSSL_RUN": str(folder), "FEDQSSL_STATUS": status}
+            try:
+                subprocess.run(shlex.split(notify), env=names, timeout=60, check=True)
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                typer.echo(f"warning: --notify {notify} did not work ({error})", err=True)
 
 
 def _settings_in(path: Path) -> list[str]:
