@@ -1,6 +1,7 @@
 """``fedqssl reproduce attacks``: which runs, the table from made-up ones, and real ones at scale ``smoke``."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -68,6 +69,13 @@ def test_losses_by_hand(tmp_path):
     )
     assert len(found.to_json()["missing"]) == 99 - 3
     assert {p.name for p in found.write(tmp_path)} == {f"attacks.{e}" for e in ("json", "md", "csv", "tex")}
+
+
+def test_the_committed_table_is_that_of_the_committed_cells():
+    """And of this version's settings: a cell with others is an error."""
+    out = Path(__file__).parents[3] / "docs" / "bench" / "attacks"
+    found = fill_attacks(ATTACK_TABLE, Plan(SMALL, {}), out)
+    assert len(found.found) == 15 and (out / "attacks.md").read_text() == found.grid().markdown()
 
 
 def test_for_real_in_two_processes(tmp_path):
