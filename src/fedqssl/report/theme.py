@@ -83,8 +83,8 @@ def size(count: float) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """``1 round``, ``2 rounds``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    """``1 round``, ``2 rounds``, ``2 classes``."""
+    return f"{number:,} {thing}{'' if number == 1 else 'es' if thing.endswith('s') else 's'}"
 
 
 __all__ = ["FULL", "Theme", "bits_words", "counted", "percent", "percent_tick", "plain", "size", "tick"]
