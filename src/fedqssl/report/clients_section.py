@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from fedqssl.evaluation.controls import SHORT
+from fedqssl.plotting import by_orders
 from fedqssl.report.charts import MANY_ROWS, ChartRow, Point, heat_map, rows_chart, scatter, shade_legend
 from fedqssl.report.data import Client, Labels, RunData
 from fedqssl.report.parts import Figure, Section
@@ -144,7 +145,7 @@ def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
 
 def _image_axis(counts: Sequence[float]) -> tuple[bool, str]:
     """Whether numbers of images want a logarithmic axis, and what it is called."""
-    log = min(counts) > 0 and max(counts) > 12 * min(counts)
+    log = min(counts) > 0 and by_orders(counts)
     return log, "training images" + (" (logarithmic)" if log else "")
 
 
