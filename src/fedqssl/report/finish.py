@@ -12,10 +12,6 @@ def finished_report(folder: Path) -> str:
     """Write ``report.html`` into a finished run's folder; returns the line to show, with its path or why there is none.
 
     The run's own code (models, algorithms) is imported: the run has just used it.
-
-    Example:
-        >>> finished_report(Path("nowhere"))
-        'warning: no report was written (RunError: nowhere does not exist); try again with: fedqssl report nowhere'
     """
     try:
         return f"the report is {write_report(folder, trust=True)}"

@@ -95,7 +95,7 @@ def _owners(run: RunData, source: Source) -> list[Row]:
             words = f"{client.name} · {bits_words(client.bits)} · {counted(len(held), 'image')}"
             found.append(Row(words=words, pictures=pictures))
     at = _drawn(len(source.buffer), PER_CLIENT, run, "buffer").tolist()
-    pictures = [Picture(uri=data_uri(source.buffer[i]), words=f"image {i} of the buffer") for i in at]
+    pictures = [Picture(uri=data_uri(source.buffer[i]), words=f"image {i}") for i in at]
     return [*found, Row(words=f"the server's buffer · {counted(len(source.buffer), 'image')}", pictures=pictures)]
 
 
@@ -108,7 +108,7 @@ def _views(run: RunData, source: Source) -> list[Row]:
     found = []
     for i, image in enumerate(chosen):
         own = [made[j] for j in range(i, len(made), len(chosen))]
-        pictures = [Picture(uri=data_uri(image), words="the image")]
+        pictures = [Picture(uri=data_uri(image), words="image")]
         pictures += [Picture(uri=data_uri(v), words=f"view {j}") for j, v in enumerate(own, 1)]
         found.append(Row(words=f"image {i + 1}", pictures=pictures))
     return found
@@ -145,11 +145,11 @@ def _pool(run: RunData, source: Source) -> _Pool:
     elif len(source.simulation.test):
         data, words = source.simulation.test, "test images"
     else:
-        data, words = source.simulation.train, "training images (none are held out)"
+        data, words = source.simulation.train, "training images, because none are held out"
     chosen = _drawn(len(data), LOOKED_AT, run, "looked at")
     kept = ImageSet(data.images[chosen], None if data.labels is None else data.labels[chosen])
-    number = f"{len(kept):,}" if len(kept) == len(data) else f"{len(kept):,} of {len(data):,}"
-    return _Pool(f"{number} {words}", kept, words == "test images")
+    drawn = "" if len(kept) == len(data) else f", drawn from {len(data):,}"
+    return _Pool(f"{len(kept):,} {words}{drawn}", kept, words == "test images")
 
 
 def _seen(run: RunData, source: Source) -> Seen | str:

@@ -47,7 +47,7 @@ def owners_note(album: Album) -> str:
 
 def neighbours_note(seen: Seen) -> str:
     """What the neighbours are, and how often they are of the same class, with controls."""
-    words = f"First the image, then its nearest among {seen.images} by the features of {seen.model}, with cosine similarity."
+    words = f"First the image, then those with the most similar features (cosine) by {seen.model}, among {seen.images}."
     if seen.same:
         ours, pixels, chance = map(percent, seen.same)
         words += f" Of the same class: {ours} of all neighbours; by raw pixels {pixels}, by chance {chance}."
@@ -60,7 +60,7 @@ def answers_note(run: RunData, seen: Seen) -> str:
     if found is None:
         return ""
     share = percent(found.correct / found.asked if found.asked else None)
-    words = f"{found.correct:,} of {seen.images} are right ({share}): {seen.model} with {found.how}."
+    words = f"{share} are right, of {seen.images}: {seen.model} with {found.how}."
     best, value = short_best(run.controls["global"])
     words += f" Best control on all test images: {best} {percent(value)}." if isfinite(value) else ""
     return f"{words} Drawn at random; below each picture the answer and how sure it is."
@@ -75,11 +75,11 @@ def _mark(kind: int, classes: int) -> Mark:
 def _maps(seen: Seen) -> list[Figure]:
     found = []
     for name, title, of, what in (
-        ("feature-map", "Map of features", seen.features, f"Features of {seen.images} by {seen.model}"),
+        ("feature-map", "Map of features", seen.features, f"Features by {seen.model} of {seen.images}"),
         ("pixel-map", "Map of raw pixels, for comparison", seen.pixels, f"Raw pixels of {seen.images}"),
     ):
         both = percent(sum(of.shares))
-        note = f"{what}; the two principal directions, which hold {both} of the variance."
+        note = f"{what}. The two principal directions hold {both} of the variance."
         found.append(_figure(name, title, of, note, seen.class_names))
     return found
 
@@ -99,13 +99,13 @@ def _map_chart(of: Map, names: Sequence[str]) -> Drawing:
     parts = [
         line(left, y0, left + _SIDE, y0, "rule"),
         line(x0, _EDGE, x0, _EDGE + _SIDE, "rule"),
-        text(left + _SIDE, y0 - 5, "first direction", at="end", kind="said"),
-        text(x0 + 5, _EDGE + 10, "second direction", kind="said"),
+        text(x0, 2 * _EDGE + _SIDE, "first direction →", at="middle", kind="label"),
+        text(left - 8, y0, "second direction →", at="middle", kind="label", turn=-90),
     ]
     for x, y, kind in of.points:
         tip = names[kind] if 0 <= kind < len(names) else "an image"
         parts.append(dot(x0 + half * x, y0 - half * y, _mark(kind, len(names)), tip, 3.2))
-    return Drawing(_SIDE + 2 * _EDGE, parts)
+    return Drawing(_SIDE + 2.4 * _EDGE, parts)
 
 
 __all__ = ["answers_note", "neighbours_note", "owners_note", "pictures"]
