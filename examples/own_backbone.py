@@ -8,13 +8,10 @@ the class as ``own_backbone:TinyNet``.
 
 import itertools
 import sys
-from pathlib import Path
 
 from torch import Tensor, nn
 
 import fedqssl
-from fedqssl.maker.finished_run import FinishedRun
-from fedqssl.maker.personal import device_model
 
 
 class TinyNet(nn.Module):
@@ -34,10 +31,9 @@ class TinyNet(nn.Module):
 
 
 def main(out: str, **settings: object) -> None:
-    result = fedqssl.run("quickstart", out=Path(out), model="own_backbone:TinyNet", width=8, **settings)
-    name = list(result.clients)[-1]
-    model = device_model(FinishedRun.open(Path(out), trust=True), name)
-    print(f"{name}: {model.manifest.bits} bits, {len(model.to_bytes()):,} bytes")
+    run = fedqssl.run("quickstart", out=out, model="own_backbone:TinyNet", width=8, **settings)
+    client = list(run.clients.values())[-1]
+    print(f"{client.name}: {client.bits} bits, {len(client.model().to_bytes()):,} bytes")
     # from a file: fedqssl.load(path, trust=True), because loading it imports own_backbone
 
 

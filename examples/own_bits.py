@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import fedqssl
-from fedqssl.config import load_config
-from fedqssl.cost import Planner, Targets, bits_line, read_devices
 
 DEVICES = """
 [default]
@@ -24,15 +22,13 @@ def main(out: str, source: str = "quickstart", small: float = 48, **settings: ob
     table = folder / "devices.toml"
     table.write_text(DEVICES.format(small=small))
 
-    config = load_config(source, {"clients": 3, "bits": 8, **settings})
-    choices = Planner(config, targets=Targets(round_seconds=5.0)).plan(read_devices(table))
-    for choice in choices.values():
+    shared = {"clients": 3, **settings}
+    found = fedqssl.plan(source, devices=table, target_round_seconds=5.0, **{**shared, "bits": 8})
+    for choice in found.choices.values():
         print(f"{choice.name}: {choice.bits} bits, stopped by {choice.binding} {choice.advice}")
-    line = bits_line(choices)
-    print(line)
-    if line is not None:
-        bits = [int(b) for b in line.removeprefix("bits=").split(",")]
-        print(fedqssl.run(source, out=folder / "run", **{**settings, "bits": bits}).headline())
+    if found.bits is not None:
+        print(f"bits={','.join(map(str, found.bits))}")
+        print(fedqssl.run(source, out=folder / "run", **{**shared, "bits": found.bits}).headline())
 
 
 if __name__ == "__main__":

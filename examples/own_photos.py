@@ -9,22 +9,17 @@ import sys
 from pathlib import Path
 
 import fedqssl
-from fedqssl.maker.finished_run import FinishedRun
-from fedqssl.maker.personal import device_bytes
 
 
 def main(photos: str, out: str, **settings: object) -> None:
     folder = Path(out)
-    words = {"data": f"folder:{photos}", "clients": 3, "bits": [4, 6, 8], "partition": "iid", **settings}
-    result = fedqssl.run("quickstart", out=folder / "run", **words)
-    print(result.headline())
+    words = {"clients": 3, "bits": [4, 6, 8], "partition": "iid", **settings}
+    run = fedqssl.run("quickstart", data=photos, out=folder / "run", **words)
+    print(run.headline())
 
-    name = next(iter(result.clients))
-    path = folder / f"{name}.fqssl"
-    path.write_bytes(device_bytes(FinishedRun.open(folder / "run"), name))
-    model = fedqssl.load(path)
+    path = run.clients["client-00"].export(folder / "client-00.fqssl")
     for image in sorted(Path(photos).rglob("*.png"))[:3]:
-        best = model.predict(image, top=2)[0]
+        [best] = fedqssl.predict(path, image, top=2)
         print(f"{image.name}: {best.name} ({100 * best.probability:.0f}%)")
 
 

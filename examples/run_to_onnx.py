@@ -4,28 +4,22 @@ python examples/run_to_onnx.py RUN OUT.onnx        (needs pip install 'fedqssl[e
 """
 
 import sys
-from pathlib import Path
 
 import onnxruntime
 
-from fedqssl.device.onnx_export import to_onnx
-from fedqssl.maker.finished_run import FinishedRun
-from fedqssl.maker.personal import device_model
+import fedqssl
 
 
-def main(run: str, out: str, client: str | None = None) -> float:
-    finished = FinishedRun.open(Path(run), trust=True)
-    name = client or next(iter(finished.result.clients))
-    model = device_model(finished, name)
-    Path(out).write_bytes(to_onnx(model))
+def main(folder: str, out: str, name: str | None = None) -> float:
+    run = fedqssl.Run(folder, trust=True)
+    client = run.clients[name or next(iter(run.clients))]
+    client.export(out, format="onnx")
 
-    images = finished.own(name).test
+    images, _ = client.images("test")
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     (logits,) = session.run(["logits"], {"images": images.numpy()})
-    agree = float((logits.argmax(1) == model.logits(images).argmax(1).numpy()).mean())
-    print(
-        f"{name}, {model.manifest.bits} bits: onnxruntime gives the same answer on {100 * agree:.1f}% of {len(images)} images"
-    )
+    agree = float((logits.argmax(1) == client.model().logits(images).argmax(1).numpy()).mean())
+    print(f"{client.name}, {client.bits} bits: the same answer on {100 * agree:.1f}% of {len(images)} images")
     return agree
 
 

@@ -15,9 +15,10 @@ SRC = ROOT / "src"
 
 LAYERS = (
     ("fedqssl", "__main__"),
-    ("cli",),
-    ("report", "deploy", "serve"),
+    ("cli", "api"),
+    ("reporting", "deploy"),
     ("studies",),
+    ("serve",),
     ("maker",),
     ("runs",),
     ("cost",),

@@ -8,10 +8,11 @@ from pkgutil import resolve_name
 import pytest
 from typer.testing import CliRunner
 
+import fedqssl
 from fedqssl.cli.main import app
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [DOCS / "quickstart.md", *sorted((DOCS / "how-to").glob("*.md"))]
+PAGES = [DOCS / "quickstart.md", DOCS / "ux-tasks.md", *sorted((DOCS / "how-to").glob("*.md"))]
 SITE = [*DOCS.glob("*.md"), *(DOCS / "how-to").glob("*.md"), *(DOCS / "api").glob("*.md")]
 LINKED = [*sorted(SITE), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 COMMANDS = sorted(
@@ -68,3 +69,17 @@ def test_paper_to_code_names_tests_that_exist():
     text = (DOCS / "paper-to-code.md").read_text()
     named = set(re.findall(r"`(tests/[\w./]+)`", text))
     assert len(named) > 10 and not [name for name in named if not (DOCS.parent / name).exists()]
+
+
+def test_twenty_tasks_take_two_commands_or_three_lines_each():
+    text = (DOCS / "ux-tasks.md").read_text()
+    tasks = re.findall(r"^\*\*(\d+)\. [^\n]+\*\*\n\n```(\w*)\n(.*?)^```", text, re.S | re.M)
+    assert [int(number) for number, _, _ in tasks] == list(range(1, 21))
+    for number, kind, block in tasks:
+        lines = block.strip().splitlines()
+        assert len(lines) <= (3 if kind == "python" else 2), number
+        if kind == "python":
+            compile(block, number, "exec")
+            assert all(hasattr(fedqssl, name) for name in re.findall(r"fedqssl\.(\w+)", block))
+        else:
+            assert all(line.startswith("fedqssl ") for line in lines), number

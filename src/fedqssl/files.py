@@ -34,6 +34,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def absolute(spec: str) -> str:
     """``folder:photos`` with an absolute path, for a process started in another folder; names of data sets are unchanged."""
     name, colon, path = spec.partition(":")
+    if name == "hf" and not os.path.isdir(os.path.expanduser(path)):
+        return spec  # a name on the hub
     return f"{name}:{os.path.abspath(os.path.expanduser(path))}" if colon and path else spec
 
 

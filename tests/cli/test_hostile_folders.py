@@ -68,7 +68,7 @@ def only_reading(monkeypatch, result):
     monkeypatch.setattr("fedqssl.runs.lifecycle.play_to_end", play)
     monkeypatch.setattr("fedqssl.maker.personal.device_bytes", read)
     monkeypatch.setattr("fedqssl.maker.probing.probe_client", read)
-    monkeypatch.setattr("fedqssl.report.page.costs", lambda run: "not here")
+    monkeypatch.setattr("fedqssl.reporting.page.costs", lambda run: "not here")
     monkeypatch.delenv("FEDQSSL_DEBUG", raising=False)
 
 

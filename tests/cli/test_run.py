@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from fedqssl.cli import listing
 from fedqssl.cli.arguments import split_words
 from fedqssl.cli.main import app, main
-from fedqssl.cli.run import next_folder
 from fedqssl.config import PRESETS, load_config
+from fedqssl.runs.find import next_folder
 
 runner = CliRunner()
 
@@ -85,7 +85,7 @@ def test_resume(runs, tmp_path):
     assert runs.calls == [("resume", Path("old"))]
 
 
-@pytest.mark.parametrize("extra", [["smoke"], ["rounds=3"], ["--out", "x"], ["--overwrite"]])
+@pytest.mark.parametrize("extra", [["smoke"], ["rounds=3", "lr=1"], ["--out", "x"], ["--overwrite"]])
 def test_resume_changes_nothing(runs, capsys, extra):
     assert "--resume uses the run's own configuration" in fails(capsys, "run", "--resume", "old", *extra)
     assert runs.calls == []
@@ -171,3 +171,32 @@ def test_list_shows_brackets_and_any_registry(monkeypatch):
 def test_list_knows_what_it_lists():
     result = runner.invoke(app, ["list", "colours"])
     assert result.exit_code == 2 and "partitions" in result.output
+
+
+def test_a_file_of_settings_comes_before_the_command_line(runs, tmp_path, capsys):
+    (tmp_path / "more.toml").write_text("rounds = 7\nbits = [4, 8]\n[ssl]\ntemperature = 0.2\n")
+    result = runner.invoke(app, ["run", "smoke", "lr=0.5", "rounds=3", "--set-file", "more.toml"])
+    assert result.exit_code == 0, result.output
+    wanted = {"rounds": 3, "bits": [4, 8], "ssl.temperature": 0.2, "lr": 0.5}
+    assert runs.calls[0][1] == load_config("smoke", wanted)
+    assert "note: rounds is given 2 times; 3 is used" in result.output
+    assert "note: bits has 2 entries, so there are 2 clients; smoke has 4" in result.output
+    assert "no such file; it is a TOML file" in fails(capsys, "run", "smoke", "--set-file", "none.toml")
+
+
+def test_a_command_is_told_how_the_run_ended(runs, tmp_path, monkeypatch):
+    (tmp_path / "note.sh").write_text("#!/bin/sh\necho $FEDQSSL_RUN $FEDQSSL_STATUS $1 >> told\n")
+    (tmp_path / "note.sh").chmod(0o755)
+    notify = ["--notify", f"{tmp_path}/note.sh phone"]
+    assert runner.invoke(app, ["run", "smoke", "--out", "a", *notify]).exit_code == 0
+    monkeypatch.setattr("fedqssl.runs.start", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert runner.invoke(app, ["run", "smoke", "--out", "b", *notify]).exit_code == 130
+    monkeypatch.setattr("fedqssl.runs.start", lambda *a, **k: (_ for _ in ()).throw(ValueError("no")))
+    assert runner.invoke(app, ["run", "smoke", "--out", "c", *notify]).exit_code != 0
+    assert (tmp_path / "told").read_text() == "a finished phone\nb stopped phone\nc failed phone\n"
+
+
+def test_notifying_never_changes_the_outcome(runs):
+    found = runner.invoke(app, ["run", "smoke", "--out", "a", "--notify", "/no/such/command"])
+    assert found.exit_code == 0 and "did not work" in found.output
+    assert "\a" in runner.invoke(app, ["run", "smoke", "--out", "b", "--notify", "bell"]).output

@@ -14,7 +14,7 @@ COMMANDS = {
 CODE = """
 import contextlib, io, json, sys
 sys.modules.update(dict.fromkeys(["flwr", "ray", "cryptography"]))
-import fedqssl.runs, fedqssl.engines.flower, fedqssl.cli.deploy, fedqssl.report, fedqssl.device, fedqssl.studies.bench.engine
+import fedqssl.runs, fedqssl.engines.flower, fedqssl.cli.deploy, fedqssl.reporting, fedqssl.device, fedqssl.studies.bench.engine
 from fedqssl.cli.main import main
 
 def ended(words):

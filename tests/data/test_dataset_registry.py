@@ -14,7 +14,7 @@ from fedqssl.evaluation.probe import linear_probe
 
 
 def test_every_entry_has_one_line():
-    assert list(DATASETS) == ["scenes", "digits", "cifar10", "cifar100", "folder", "parquet"]
+    assert list(DATASETS) == ["scenes", "digits", "cifar10", "cifar100", "folder", "parquet", "arrays", "hf"]
     assert all(name == entry.name and entry.description.count("\n") == 0 for name, entry in DATASETS.items())
 
 

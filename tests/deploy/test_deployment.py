@@ -86,7 +86,7 @@ def test_same_bytes_as_in_one_place(deployment, pictures):
 
 
 def test_the_folder_is_a_run_like_any_other(deployment):
-    from fedqssl.report.data import read_run
+    from fedqssl.reporting.data import read_run
 
     result = json.loads((deployment.run / "result.json").read_text())
     assert 0 <= result["global_accuracy"] <= 1  # of the server's labeled images

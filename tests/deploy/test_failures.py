@@ -57,7 +57,7 @@ def test_a_client_killed_in_a_round_is_left_out_and_comes_back(processes):
 
 
 def report(run) -> str:
-    from fedqssl.report.page import write_report
+    from fedqssl.reporting.page import write_report
 
     return write_report(run, run / "report.html").read_text()
 

@@ -133,7 +133,7 @@ def test_clients_join_and_leave_between_rounds(fleet, pictures, tmp_path):
     assert "van-3 joins with 32 bits and 40 images" in shown.lines
     assert {n: c.bits for n, c in result.clients.items()} == CLIENTS  # and the files know the van, too
     from fedqssl.config import load_config
-    from fedqssl.report.data import read_run
+    from fedqssl.reporting.data import read_run
 
     config = load_config(fleet.runs / "smoke-1" / "config.toml")
     assert (config.buffer, config.buffer_images, config.buffer_ratio) == (f"folder:{pictures}/buffer", 40, None)

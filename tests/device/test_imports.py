@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PHONE = Path(__file__).parents[1] / "compat" / "before_restructure" / "phone.fqssl"
-ABOVE = ("engines", "runs", "cost", "federated", "maker", "studies", "report", "cli", "deploy", "serve", "config")
+ABOVE = ("engines", "runs", "cost", "federated", "maker", "studies", "reporting", "cli", "deploy", "serve", "config")
 IMPORT = "import fedqssl.device, fedqssl.device.onnx_export, fedqssl.device.onnx_graph"
 USE = f"""
 import torch, fedqssl

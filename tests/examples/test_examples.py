@@ -1,6 +1,8 @@
 """The example scripts run, at smoke size."""
 
 import importlib
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -22,6 +24,25 @@ def example(monkeypatch):
 def test_all_are_tested():
     known = {"own_photos", "own_backbone", "own_bits", "run_to_onnx", "rendered_signs"}
     assert {p.stem for p in EXAMPLES.glob("*.py")} == known
+
+
+def test_they_use_the_public_api_alone():
+    for path in EXAMPLES.iterdir():
+        if path.suffix in (".py", ".ipynb"):
+            assert not re.search(r"(from|import) fedqssl\.", path.read_text()), path.name
+
+
+def test_the_notebook_runs_from_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((EXAMPLES / "quickstart.ipynb").read_text())["cells"]
+    names: dict[str, object] = {}
+    for number, cell in enumerate(cell for cell in cells if cell["cell_type"] == "code"):
+        assert cell["outputs"] == [], "a notebook is committed without its outputs"
+        exec(compile(cell["source"], f"cell {number}", "exec"), names)
+        if "settings" in names and number == 0:
+            names["settings"] = {**TINY, "images": 300, "rounds": 1}
+    assert names["run"].rounds == 1 and (names["run"].folder / "report.html").is_file()
+    assert names["path"].is_file() and names["small"].config.data.startswith("arrays:")
 
 
 def test_rendered_signs(example, tmp_path):

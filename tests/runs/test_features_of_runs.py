@@ -7,7 +7,7 @@ import pytest
 from fedqssl.evaluation import extract_features, knn_accuracy
 from fedqssl.evaluation.classifier import logistic_accuracy
 from fedqssl.models.features import features_of
-from fedqssl.report import write_report
+from fedqssl.reporting import write_report
 from fedqssl.runs import start
 from fedqssl.runs.evaluate import MONITOR_IMAGES, knn_monitor, load, some
 from fedqssl.runs.folder import RunFolder

@@ -16,7 +16,7 @@ from fedqssl.data.from_config import settled
 from fedqssl.federated.context import build_simulation
 from fedqssl.maker.finished_run import FinishedRun
 from fedqssl.maker.personal import device_bytes
-from fedqssl.report import write_report
+from fedqssl.reporting import write_report
 from fedqssl.runs import resume, start
 from fedqssl.runs.cells import Cell, State, state_of
 from tiny_run import silent, tiny

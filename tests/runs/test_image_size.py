@@ -15,7 +15,7 @@ from fedqssl.cost import client_sizes, ledger
 from fedqssl.federated.context import build_simulation
 from fedqssl.maker.finished_run import FinishedRun
 from fedqssl.models.registry import ModelError
-from fedqssl.report import write_report
+from fedqssl.reporting import write_report
 from fedqssl.runs import start
 from tiny_run import silent, tiny
 

@@ -16,7 +16,7 @@ from fedqssl.data.registry import load_dataset
 from fedqssl.federated.context import build_simulation
 from fedqssl.federated.protocol import protocol
 from fedqssl.maker.finished_run import FinishedRun
-from fedqssl.report import write_report
+from fedqssl.reporting import write_report
 from fedqssl.runs import RunError, resume, start
 from tiny_run import known_run, model_bytes, silent, stopped_after, tiny
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedqssl import plotting
-from fedqssl.report.theme import Theme
+from fedqssl.reporting.theme import Theme
 from fedqssl.runs import RunFolder, plots
 from fedqssl.runs.plots import draw
 from tiny_run import known_run, tiny_context
@@ -69,5 +69,14 @@ def test_a_client_that_joined_later_has_a_whole_line_and_one_that_takes_turns_ha
     lines = [{"round": r, "loss": 1.0, "knn": None, "weights": {"a": 0.5}} for r in (1, 2, 3)]
     lines[1]["weights"]["late"] = lines[2]["weights"]["late"] = lines[0]["weights"]["turns"] = 0.5
     folder = SimpleNamespace(lines=lambda: lines)
-    drawn = plots._curves(folder, {"a": 4, "late": 8, "turns": 8}).axes[2].lines
+    drawn = plots.curves(folder, {"a": 4, "late": 8, "turns": 8}).axes[2].lines
     assert [line.get_linestyle() for line in drawn] == ["-", "-", ":"] and list(drawn[1].get_xdata()) == [2, 3]
+
+
+def test_curves_of_a_folder_alone_have_the_colours_of_its_clients_bits():
+    folder, bits = RunFolder(known_run().folder), tiny_context().bits
+    shown = plots.curves(folder).axes[2].lines
+    assert [line.get_color() for line in shown] == [
+        line.get_color() for line in plots.curves(folder, bits).axes[2].lines
+    ]
+    assert len({line.get_color() for line in shown}) == len(set(bits.values())) > 1

@@ -46,7 +46,7 @@ def test_answers(client, model):
     assert "/predict" in client.get("/openapi.json").json()["paths"]
     for page in ("/", "/docs"):
         found = client.get(page)
-        assert found.status_code == 200 and "http://" not in found.text.replace("http://127.0.0.1", "")
+        assert found.status_code == 200 and "http://" not in found.text.replace("http://localhost/predict", "")
         assert "frame-ancestors" in found.headers["content-security-policy"]
 
 
@@ -179,3 +179,27 @@ def test_command_line(model_bytes, tmp_path, capsys, monkeypatch):
     assert "pip install 'fedqssl[serve]'" in capsys.readouterr().err
     assert is_loopback("::1") and not is_loopback("10.0.0.1") and not is_loopback("example.org")
     taken.close()
+
+
+def test_good_images_are_answered_when_one_is_bad(client, model):
+    before = client.get("/metrics").text
+    found = send(client, png(), b"no image", png(60, 60))
+    assert found.status_code == 200
+    first, second, third = found.json()["predictions"]
+    assert first["error"] is third["error"] is None and first["top"] and third["top"]
+    assert second["top"] == [] and "1.png is not an image; send PNG" in second["error"]
+    assert third["top"][0]["name"] == model.predict(png(60, 60))[0].name
+    assert send(client, b"no image", b"nor this").status_code == 415
+    after = client.get("/metrics").text
+    assert count(after, "answered") == count(before, "answered") + 2
+    assert count(after, "refused") == count(before, "refused") + 1
+
+
+def count(text: str, what: str) -> int:
+    return int(next(line for line in text.splitlines() if line.startswith(f"fedqssl_images_{what}_total ")).split()[1])
+
+
+def test_the_description_shows_the_address_that_was_asked(model):
+    app = make_app(model, Limits(), LOOPBACK)
+    with TestClient(app, base_url="http://127.0.0.1:8123") as asking:
+        assert "http://127.0.0.1:8123/predict?top=3" in asking.get("/docs").text

@@ -32,6 +32,7 @@ UNIT = (
     "test_supply_chain.py",
 )
 INTEGRATION = (
+    "api",
     "cli",
     "compat",
     "cost/test_ledger.py::test_bytes_are_those_of_a_run",
@@ -71,7 +72,7 @@ INTEGRATION = (
     "quant/test_kernels.py::test_bad_environment_variable_is_a_clear_error",
     "quant/test_kernels.py::test_environment_variable",
     "quant/test_packing.py::test_more_than_2_to_the_24_elements",
-    "report",
+    "reporting",
     "runs",
     "serve",
     "studies",

@@ -1,12 +1,19 @@
-"""``fedqssl config``: the settings of a run, as TOML."""
+"""``fedqssl config``: the settings of a run, as TOML; or how two sets of settings differ."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from fedqssl.cli.arguments import split_words
+
+Diff = Annotated[
+    tuple[str, str] | None, typer.Option("--diff", metavar="A B", help="How two presets or TOML files differ.")
+]
+Bare = Annotated[bool, typer.Option("--bare", help="Without the sentences that explain the settings.")]
 
 
 def config(
@@ -14,9 +21,35 @@ def config(
         list[str] | None,
         typer.Argument(metavar="PRESET_OR_TOML KEY=VALUE", help="Where to start, and settings to change."),
     ] = None,
+    diff: Diff = None,
+    bare: Bare = False,
 ) -> None:
-    """Print all settings as TOML; save it to a file and run that file."""
-    from fedqssl.config import load_config, to_toml
+    """Print all settings as TOML, each with a sentence; save it to a file and run that file.
 
+    For example: fedqssl config quickstart rounds=20 > mine.toml, or fedqssl config --diff quickstart mine.toml
+    """
+    from fedqssl.config import load_config, to_toml
+    from fedqssl.config.describe import with_comments
+
+    if diff is not None:
+        if words or bare:
+            raise ValueError("--diff takes two presets or TOML files, and nothing else")
+        _differences(*diff)
+        return
     source, settings = split_words(words or ())
-    typer.echo(to_toml(load_config(source, settings)), nl=False)
+    found = load_config(source, settings)
+    typer.echo(to_toml(found) if bare else with_comments(found), nl=False)
+
+
+def _differences(one: str, two: str) -> None:
+    from fedqssl.config import load_config
+    from fedqssl.config.describe import differences
+
+    found = differences(load_config(one), load_config(two))
+    if not found:
+        typer.echo(f"{one} and {two} have the same settings")
+        return
+    table = Table("setting", one, two, box=None, pad_edge=False)
+    for row in found:
+        table.add_row(*row)
+    Console().print(table, markup=False)

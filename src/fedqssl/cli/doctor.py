@@ -53,6 +53,12 @@ def collect() -> dict[str, Any]:
     return facts
 
 
+def _package(extra: str) -> str:
+    """What pip takes: this folder where fedqssl runs from its source, which is not published, else its name."""
+    source = Path(__file__).parents[3]
+    return f"-e '{source}[{extra}]'" if (source / "pyproject.toml").is_file() else f"'fedqssl[{extra}]'"
+
+
 def _advice(extras: dict[str, dict[str, bool]]) -> list[str]:
     from fedqssl.quant import kernels
 
@@ -64,7 +70,7 @@ def _advice(extras: dict[str, dict[str, bool]]) -> list[str]:
     for extra, modules in extras.items():
         missing = [name for name, present in modules.items() if not present]
         if missing:
-            advice.append(f"{', '.join(missing)} not installed: pip install 'fedqssl[{extra}]'")
+            advice.append(f"{', '.join(missing)} not installed: pip install {_package(extra)}")
     return advice
 
 

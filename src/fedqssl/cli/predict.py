@@ -68,7 +68,7 @@ def _answers(
     import torch
 
     from fedqssl.data.images import DataError
-    from fedqssl.device.pictures import one_picture
+    from fedqssl.data.pictures import one_picture
 
     console, m = Console(stderr=True), model.manifest
     starts = range(0, len(paths), batch_size)

@@ -21,8 +21,8 @@ def report(source: Source, out: Out = None, each: Each = False, trust: TrustRun 
     """
     import torch
 
-    from fedqssl.report import write_report
-    from fedqssl.report.data import runs_to_report
+    from fedqssl.reporting import write_report
+    from fedqssl.reporting.data import runs_to_report
 
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     if each:

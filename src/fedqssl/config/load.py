@@ -94,13 +94,32 @@ def check_trusted(config: RunConfig, where: Path, trust: bool) -> None:
 
 def parse_words(words: Sequence[str]) -> dict[str, Any]:
     """``["rounds=20"]`` -> ``{"rounds": "20"}``; the last of two equal keys wins."""
-    values = {}
+    return dict(_pairs(words))
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = []
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"settings are written key=value, like rounds=20; not {word!r}")
-        values[key.strip()] = value.strip()
-    return values
+        pairs.append((key.strip(), value.strip()))
+    return pairs
+
+
+def remarks(source: str | Path, words: Sequence[str]) -> list[str]:
+    """What a user may not have meant, in a line each: a setting given twice, a fleet of another size than the preset's."""
+    pairs = _pairs(words)
+    given = dict(pairs)
+    lines = [
+        f"{key} is given {count} times; {given[key]} is used"
+        for key in given
+        if (count := sum(name == key for name, _ in pairs)) > 1
+    ]
+    before, after = load_config(source).clients, load_config(source, words).clients
+    if "bits" in given and "clients" not in given and after != before:
+        lines.append(f"bits has {after} entries, so there are {after} clients; {Path(source).stem} has {before}")
+    return lines
 
 
 def _read(source: str | Path) -> dict[str, Any]:
@@ -141,19 +160,21 @@ def to_toml(config: RunConfig) -> str:
     plain, tables = [], []
     for name, value in config.model_dump().items():
         if isinstance(value, dict):
-            tables.append("\n".join([f"\n[{name}]", *(_line(k, v) for k, v in value.items() if v is not None)]))
+            tables.append("\n".join([f"\n[{name}]", *(toml_line(k, v) for k, v in value.items() if v is not None)]))
         elif value is not None:
-            plain.append(_line(name, value))
+            plain.append(toml_line(name, value))
     return "\n".join(plain + tables) + "\n"
 
 
-def _line(name: str, value: object) -> str:
-    return f"{name} = {_toml(value)}"
+def toml_line(name: str, value: object) -> str:
+    """``name = value``."""
+    return f"{name} = {toml_value(value)}"
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(_toml(item) for item in value)}]"
+        return f"[{', '.join(toml_value(item) for item in value)}]"
     if isinstance(value, (int, float)):
         return repr(value)
     # JSON's escapes are TOML's, but for DEL, which TOML wants escaped
@@ -192,5 +213,8 @@ __all__ = [
     "load_run_config",
     "parse_words",
     "read_toml",
+    "remarks",
     "to_toml",
+    "toml_line",
+    "toml_value",
 ]

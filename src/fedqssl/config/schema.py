@@ -75,7 +75,7 @@ class RunConfig(Section):
     """
 
     data: Word = "scenes"
-    """Dataset by name (``fedqssl list datasets``), or ``folder:PATH`` or ``parquet:PATH``."""
+    """Dataset by name (``fedqssl list datasets``), or ``folder:PATH``, ``parquet:PATH``, ``hf:PATH_OR_NAME``, ``arrays:PATH``."""
     data_dir: MaybePath = None
     """Where official archives are stored or downloaded to."""
     images: MaybeCount = None

@@ -23,7 +23,7 @@ MaybePath = Annotated[Path | None, BeforeValidator(none)]
 class Section(BaseModel):
     """Base of every table of settings: frozen, finite numbers only, no unknown names, no true or false where a number belongs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from fedqssl.data.arrays import arrays_are_labeled, read_arrays
 from fedqssl.data.bursts import Group
 from fedqssl.data.cifar import read_cifar
 from fedqssl.data.digits import digits
 from fedqssl.data.fetch import DownloadProgress
 from fedqssl.data.folder import HOLDOUT, folder_is_labeled, read_folder
+from fedqssl.data.hub import hub_is_labeled, read_hub
 from fedqssl.data.images import DataError, ImageSet, at_most, resized
 from fedqssl.data.parquet import parquet_is_labeled, read_parquet
 from fedqssl.data.pixels import OnBad, check_on_bad
@@ -28,7 +30,7 @@ SCENES_IMAGES = {"train": 5000, "test": 2000}
 
 @dataclass(frozen=True)
 class DatasetRequest:
-    """What to load from a dataset; ``path`` is what follows the colon of ``folder:`` and ``parquet:``."""
+    """What to load from a dataset; ``path`` is what follows the colon of ``folder:``, ``parquet:`` and the like."""
 
     split: Split
     data_dir: Path | None
@@ -94,6 +96,20 @@ DATASETS: dict[str, Dataset] = {
             draws=True,
             labeled=lambda path, on_bad, natural, group: parquet_is_labeled(path),
         ),
+        Dataset(
+            "arrays",
+            "arrays:PATH, a folder with train.npz and perhaps test.npz, as fedqssl.run(data=...) stores images from memory",
+            lambda r: read_arrays(r.path, r.split, r.size, r.holdout),
+            takes_path=True,
+            labeled=lambda path, on_bad, natural, group: arrays_are_labeled(path),
+        ),
+        Dataset(
+            "hf",
+            "hf:PATH or hf:NAME, a Hugging Face data set, saved on this machine or on the hub (pip install 'fedqssl[hf]')",
+            lambda r: read_hub(str(r.path), r.split, r.size, r.holdout),
+            takes_path=True,
+            labeled=lambda path, on_bad, natural, group: hub_is_labeled(str(path)),
+        ),
     )
 }
 
@@ -130,7 +146,7 @@ def load_dataset(
     """Load one split of a dataset.
 
     Args:
-        spec: a name in ``DATASETS``, or ``folder:PATH`` or ``parquet:PATH``.
+        spec: a name in ``DATASETS``, or ``folder:PATH``, ``parquet:PATH``, ``arrays:PATH``, ``hf:PATH`` or ``hf:NAME``.
         split: ``train`` or ``test``.
         data_dir: where official archives are stored or downloaded to.
         on_bad: whether a corrupt image of a folder or parquet file is an ``error`` or is skipped with a warning (``skip``).

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,15 @@ from fedqssl.ssl.objectives import get_objective
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one image: the likeliest class, and the ``top`` classes with their probabilities."""
+    """The answer for one image: the likeliest class, the ``top`` classes with their probabilities, and the file it came from."""
 
     name: str
     probability: float
     top: tuple[tuple[str, float], ...]
+    file: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DeviceModel:
     """A personal low-bit model with its classifier, ready to use; :func:`load` makes one."""
 
@@ -69,10 +70,21 @@ class DeviceModel:
         """
         if top < 1 or batch_size < 1:
             raise ValueError(f"top and batch_size must be at least 1, not {top} and {batch_size}")
+        files: list[str | None] = []
+
+        def noted(items: Iterable[Any]) -> Iterator[Any]:
+            for item in items:
+                files.append(str(item) if isinstance(item, (str, Path)) else None)
+                yield item
+
         found: list[Prediction] = []
-        for batch in batches(_several(images), self.manifest.size, self.manifest.channels, batch_size):
+        for batch in batches(noted(_several(images)), self.manifest.size, self.manifest.channels, batch_size):
             found += self.answers(self.probabilities(batch), top)
-        return found
+        return [replace(answer, file=file) for answer, file in zip(found, files, strict=True)]
+
+    def __repr__(self) -> str:
+        m = self.manifest
+        return f"<DeviceModel {m.model} for {m.client}: {m.bits} bits, {len(m.class_names)} classes, {m.size}x{m.size} images>"
 
     def answers(self, probabilities: Tensor, top: int) -> list[Prediction]:
         """Name the largest probabilities of each row."""

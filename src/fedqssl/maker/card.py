@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -40,6 +41,12 @@ def _probed(probe: Probe, controls: Mapping[str, float]) -> Card:
     }
 
 
+def data_name(spec: str) -> str:
+    """A data set by name, without the path on its maker's machine: ``folder:/home/me/birds`` is ``birds (folder)``."""
+    kind, colon, path = spec.partition(":")
+    return f"{PurePath(path).name or path} ({kind})" if colon else spec
+
+
 def run_card(
     run: FinishedRun, probe: Probe, controls: Mapping[str, float], model: nn.Module, image: tuple[int, int, int]
 ) -> Card:
@@ -56,9 +63,9 @@ def run_card(
     precision, products = Precision.for_bits(probe.bits), trace(model, image).products
     settings = {key: value for key in SETTINGS if (value := getattr(config, key)) is not None}
     card["data"] |= {
-        "pre-trained on": config.data,
+        "pre-trained on": data_name(config.data),
         "images of this client": client.samples,
-        "classifier fitted on": probe.settings.data or "the client's own images",
+        "classifier fitted on": data_name(probe.settings.data) if probe.settings.data else "the client's own images",
     }
     card["bits"] |= {"input": 32 if precision.full else 8, "gradients (training)": precision.gradient}
     card["accuracy"]["global accuracy of the run"] = run.result.global_accuracy

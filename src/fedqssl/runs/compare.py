@@ -43,6 +43,8 @@ class Finished:
         if values["server.lr"] == values["lr"]:
             values["server.lr"] = None
         values["bits"] = tuple(values["bits"])
+        if self.result.rounds != self.config.rounds:  # stopped early
+            values["rounds"] = f"{self.result.rounds} of {self.config.rounds}"
         return values
 
 

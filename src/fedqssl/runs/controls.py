@@ -74,14 +74,17 @@ def untrained_knn(context: Context) -> float | None:
     return knn_monitor(context, full_precision(context, _untrained(context)))
 
 
-def steps_taken(context: Context) -> int:
-    """Training steps, one after the other, that the final model is made of: an average client's, and the server's."""
+def steps_taken(context: Context, rounds: int | None = None) -> int:
+    """Training steps, one after the other, that the final model is made of: an average client's, and the server's.
+
+    ``rounds`` were played, by default all.
+    """
     config, task, clients = context.config, context.task, context.sizes.values()
     work = context.algorithm.work(config, config.participants(len(clients)))
     server = work.server_steps(task, len(context.buffer()), sum(clients))
     client = (config.local_epochs or 0) * fmean(map(task.steps, clients)) + (config.local_steps or 0)
     in_a_round = (server.dequantize or 0) + server.buffer + server.union + (client if work.clients_train else 0)
-    return round(config.rounds * in_a_round)
+    return round((config.rounds if rounds is None else rounds) * in_a_round)
 
 
 __all__ = ["run_controls", "steps_taken", "untrained_knn"]

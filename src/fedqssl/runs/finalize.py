@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 from fedqssl.evaluation.controls import WORDS
@@ -15,18 +16,19 @@ from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
 from fedqssl.runs.plots import draw
 from fedqssl.runs.result import ClientResult, RunResult, percent
 from fedqssl.runs.round import learning_rate
+from fedqssl.units import bytes_text
 
 
 def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> RunResult:
     """Evaluate, hand every client its model, write the result."""
     config, folder, progress = context.config, equipment.folder, equipment.progress
-    accuracies = equipment.accuracies
+    accuracies, rounds = equipment.accuracies, checkpoint.rounds_done
     why = unmeasured(context)
     progress.say(why or "evaluating")
     own = checkpoint.payloads
     if context.task.supervised:  # section 8: the client's own model after local training
-        rate = learning_rate(config, config.rounds - 1)
-        replies, failed = equipment.engine.train_clients(own, context.job(config.rounds, rate, return_model=True))
+        rate = learning_rate(config, rounds - 1)
+        replies, failed = equipment.engine.train_clients(own, context.job(rounds, rate, return_model=True))
         for name, why in sorted(failed.items()):
             progress.say(f"warning: {name} was not trained on its own images after the last round: {why}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
@@ -45,7 +47,7 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
         algorithm=config.algorithm,
         dataset=config.data,
         seed=config.seed,
-        rounds=config.rounds,
+        rounds=rounds,
         global_accuracy=total,
         local_accuracy=sum(known) / len(known) if known else None,
         clients=clients,
@@ -54,9 +56,9 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
         client_seconds=checkpoint.totals.client_seconds,
         server_seconds=checkpoint.totals.server_seconds,
         peak_memory_bytes=equipment.pool.peak_memory(),
-        protocol=protocol(config),
+        protocol=protocol(config) + ("" if rounds == config.rounds else f"-stopped-{rounds}"),
         controls=controls,
-        steps=steps_taken(context),
+        steps=steps_taken(context, rounds),
         knn_gain=_knn_gain(folder),
     )
     figures = draw(context, folder)
@@ -97,18 +99,43 @@ def _hand_out(
 
 def summary(result: RunResult, figures: list[str], unmeasured: str | None = None) -> str:
     """``summary.md``; ``unmeasured`` says why there are no accuracies."""
-    lines = [f"# {result.headline()}", "", f"Protocol `{result.protocol}`, seed {result.seed}.", ""]
+    lines = [f"# {result.headline()}", ""]
     lines += [line for line in (result.verdict(), "") if result.controls is not None]
     lines += [f"{unmeasured[0].upper()}{unmeasured[1:]}.", ""] if unmeasured else []
-    lines += ["| client | bits | images | local accuracy | untrained | best control | bytes up | bytes down |"]
+    lines += ["| client | bits | images | local accuracy | untrained | best control | sent | received |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for name, c in result.clients.items():
         cells = name, c.bits, c.samples, percent(c.local_accuracy), c.untrained(), c.control()
-        lines.append(f"| {' | '.join(map(str, (*cells, c.bytes_up, c.bytes_down)))} |")
+        lines.append(f"| {' | '.join(map(str, (*cells, bytes_text(c.bytes_up), bytes_text(c.bytes_down))))} |")
     if result.controls is not None:
         own = {name: percent(found) for name, found in result.local_controls().items()}
         lines += ["", "| control | of the global accuracy | of the mean local accuracy |", "|---|---|---|"]
         lines += [f"| {WORDS[n]} | {percent(found)} | {own.get(n, '-')} |" for n, found in result.controls.items()]
-    lines += ["", f"Bytes up {result.bytes_up}, down {result.bytes_down}.", ""]
-    lines += [f"![{name}]({name})" for name in figures] + [""]
-    return "\n".join(lines)
+    lines += ["", *_explained(result), "", *(f"![{name}]({name})" for name in figures), ""]
+    return "\n".join([*lines, *_next_commands(result)]) + "\n"
+
+
+def _explained(result: RunResult) -> list[str]:
+    """A sentence for each number."""
+    total = f"{bytes_text(result.bytes_up)} ({result.bytes_up:,} bytes) sent by clients"
+    down = f"{bytes_text(result.bytes_down)} ({result.bytes_down:,} bytes) received"
+    return [
+        "- **Global accuracy**: a linear classifier on the server's model in full precision, tested on the test images.",
+        "- **Local accuracy**: each client's own classifier, in its own bits, on its own held-out images.",
+        "- **Untrained**, **best control**: what random weights, or the best method without pre-training, reach there.",
+        f"- **Sent** and **received**: the models of all rounds; {total}, {down}.",
+        f"- **Protocol** `{result.protocol}` (seed {result.seed}) names settings and images; runs of one protocol compare.",
+    ]
+
+
+def _next_commands(result: RunResult) -> list[str]:
+    folder, client = shlex.quote(str(result.folder)), next(iter(result.clients), "NAME")
+    return [
+        "## Next",
+        "",
+        "```",
+        f"fedqssl report {folder}",
+        f"fedqssl probe {folder} --client {client}",
+        f"fedqssl export {folder} --client {client} --out {client}.fqssl",
+        "```",
+    ]

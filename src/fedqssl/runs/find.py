@@ -34,4 +34,12 @@ def find_runs(path: Path) -> list[Path]:
     return found
 
 
-__all__ = ["find_runs", "is_run"]
+def next_folder(source: str, parent: Path = Path("runs")) -> Path:
+    """``runs/<preset>-1``, or with the first number above those that exist; of a TOML file its name without the ending."""
+    name = Path(source).stem
+    taken = [p.name.removeprefix(f"{name}-") for p in parent.glob(f"{name}-*")]
+    last = max((int(number) for number in taken if number.isdecimal()), default=0)
+    return parent / f"{name}-{last + 1}"
+
+
+__all__ = ["find_runs", "is_run", "next_folder"]

@@ -89,6 +89,10 @@ def start(
     for line in said:
         progress.say(line)
     context, warned = _loaded(config, progress)
+    if context.sizes and max(context.sizes.values()) < config.batch_size:
+        line = f"warning: batch_size is {config.batch_size}, but no client has more than {max(context.sizes.values())} images"
+        progress.say(line)
+        warned.append(line)
     check_model(context)
     try:
         folder = RunFolder.create(out, overwrite)
@@ -188,8 +192,8 @@ def _check(config: RunConfig) -> None:
 def _check_same_settings(config: RunConfig, folder: RunFolder) -> None:
     """Refuse to resume with other settings: no configuration would describe such a run."""
     noted = folder.read_json("environment.json")
-    began = noted.get("settings") if isinstance(noted, dict) else None
-    if began not in (None, settings_digest(config)):
+    known = [noted.get(key) for key in ("settings", "settings_next")] if isinstance(noted, dict) else [None]
+    if known[0] is not None and settings_digest(config) not in known:
         raise RunError(
             f"{folder.path / 'config.toml'} was changed after the run began: restore it, or start a new run with it"
         )
@@ -241,7 +245,7 @@ class Logged(Progress):
     def __init__(self, inner: Progress, folder: RunFolder) -> None:
         super().__init__(inner.say)
         self.folder = folder
-        self.tick, self.round = inner.tick, inner.round  # type: ignore[method-assign]
+        self.tick, self.round, self.go_on = inner.tick, inner.round, inner.go_on  # type: ignore[method-assign]
 
     def say(self, line: str) -> None:
         """Log a line, and show it."""
@@ -301,6 +305,9 @@ def play_to_end(context: Context, checkpoint: Checkpoint, equipment: Equipment) 
                 progress.say(f"warning: {warning}")
                 fallen = True  # once is enough
             tracker.round(line)
+            if not progress.go_on(line) and round_number + 1 < config.rounds:
+                progress.say(f"stopped after round {round_number + 1} of {config.rounds}, as asked")
+                break
         result = finalize(context, checkpoint, equipment)
         tracker.result(result)
         return result

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedqssl import plotting
+from fedqssl.config import load_run_config
 from fedqssl.federated.context import Context
 from fedqssl.plotting import FULL, FULL_COLOUR, INK, KNN, RULE, SHADES, SOFT, TROUGH, by_orders
 from fedqssl.runs.folder import RunFolder
@@ -20,7 +21,7 @@ def draw(context: Context, folder: RunFolder) -> list[str]:
     """Draw what can be drawn; returns the names of the files."""
     if not plotting.installed():
         return []
-    drawn = {"curves.png": _curves(folder, context.bits), "partition.png": _partition(context)}
+    drawn = {"curves.png": curves(folder, context.bits), "partition.png": _partition(context)}
     for name, figure in drawn.items():
         plotting.save(figure, folder.path / name)
     return list(drawn)
@@ -39,9 +40,16 @@ def _words(bits: int) -> str:
     return "fp32" if bits == FULL else f"{bits} bit{'' if bits == 1 else 's'}"
 
 
-def _curves(folder: RunFolder, bits: Mapping[str, int]) -> Any:
-    """Mean client loss, kNN accuracy and aggregation weights over rounds."""
-    lines = folder.lines()
+def _bits(folder: RunFolder) -> dict[str, int]:
+    """Bitwidth by client, as the run's own files say."""
+    noted = folder.read_json("partition.json")
+    clients = noted.get("clients") if isinstance(noted, dict) else None
+    return load_run_config(folder.path).bits_for(list(clients or ()))
+
+
+def curves(folder: RunFolder, bits: Mapping[str, int] | None = None) -> Any:
+    """Mean client loss, kNN accuracy and aggregation weights over rounds; ``bits`` by client are read if they are not given."""
+    lines, bits = folder.lines(), _bits(folder) if bits is None else bits
     rounds = [line["round"] for line in lines]
     figure, axes = plotting.subplots(1, 3, figsize=(12, 3.6))
     axes[0].plot(rounds, [line["loss"] for line in lines], marker="o", markersize=4, color=INK, linewidth=2)
@@ -137,4 +145,4 @@ def _sizes(context: Context) -> Any:
     return figure
 
 
-__all__ = ["draw"]
+__all__ = ["curves", "draw"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Say = Callable[[str], None]
@@ -23,6 +23,10 @@ class Progress:
 
     def round(self, number: int, rounds: int) -> None:
         """A round begins."""
+
+    def go_on(self, line: Mapping[str, Any]) -> bool:
+        """Whether another round is wanted; ``line`` is that of ``metrics.jsonl``."""
+        return True
 
 
 def seconds(left: float) -> str:

@@ -11,16 +11,16 @@ import torch
 from fastapi import FastAPI, File, HTTPException, Query, Request, UploadFile
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from PIL import UnidentifiedImageError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from fedqssl import __version__
 from fedqssl.data.images import DataError
+from fedqssl.data.pictures import from_encoded
 from fedqssl.data.pixels import FORMATS, decoding_cost
 from fedqssl.device import DeviceModel
-from fedqssl.device.pictures import from_encoded
 from fedqssl.serve.limits import Gate, Limits
 
 DECODING = 2
@@ -28,7 +28,7 @@ DECODING = 2
 _SHOWN_NAME = 200
 DESCRIPTION = """<!doctype html><html lang=en><meta charset=utf-8><title>fedqssl: description</title>
 <style>body{{font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}}</style>
-<h1>Addresses</h1>{rows}<h2>Example</h2><pre>curl -F images=@cat.jpg 'http://127.0.0.1:8000/predict?top=3'</pre>
+<h1>Addresses</h1>{rows}<h2>Example</h2><pre>curl -F images=@cat.jpg '{base}predict?top=3'</pre>
 <p>Machine-readable: <a href=openapi.json>openapi.json</a></p></html>"""
 
 
@@ -40,10 +40,11 @@ class Guess(BaseModel):
 
 
 class Answer(BaseModel):
-    """The likeliest classes of one image."""
+    """The likeliest classes of one image; or, if it cannot be read while others can, why."""
 
     file: str
     top: list[Guess]
+    error: str | None = None
 
 
 class Answers(BaseModel):
@@ -58,18 +59,21 @@ class Worker:
     def __init__(self, model: DeviceModel, limits: Limits) -> None:
         self.model, self.limits, self.lock = model, limits, threading.Lock()
         model.keep_ready()
+        self.answered = self.refused = 0
         self.decoding = threading.BoundedSemaphore(DECODING)
 
-    def check(self, uploads: list[tuple[str, bytes]]) -> None:
-        """An HTTP error if an upload is not an image, or all of them together are too much work to decode."""
-        total = 0
-        for name, data in uploads:
+    def check(self, uploads: list[tuple[str, bytes]]) -> dict[int, HTTPException]:
+        """What is wrong with uploads that are not images, by position; an HTTP error if all of them are too much to decode."""
+        total, bad = 0, {}
+        for number, (name, data) in enumerate(uploads):
             try:
                 width, height, cost = decoding_cost(data)
             except UnidentifiedImageError:
-                raise HTTPException(415, f"{name} is not an image; send {', '.join(FORMATS)}") from None
+                bad[number] = HTTPException(415, f"{name} is not an image; send {', '.join(FORMATS)}")
+                continue
             except Exception as error:  # pillow's readers raise many types
-                raise HTTPException(422, f"{name} cannot be read as an image ({type(error).__name__})") from None
+                bad[number] = HTTPException(422, f"{name} cannot be read as an image ({type(error).__name__})")
+                continue
             total += cost
             if total > self.limits.pixels:
                 larger = f"{name} has {width}x{height} pixels, with the images before it"
@@ -77,23 +81,40 @@ class Worker:
                 raise HTTPException(
                     413, f"{larger} more than {self.limits.pixels:,} ({kinds}); shrink it, or send fewer at a time"
                 )
+        return bad
 
-    def picture(self, data: bytes, name: str) -> torch.Tensor:
-        """The pixels of an upload, or an HTTP error that names it."""
-        try:
-            return from_encoded(data, name, self.model.manifest.size, self.model.manifest.channels)
-        except DataError as error:
-            raise HTTPException(422, str(error)) from None
+    def pictures(self, uploads: list[tuple[str, bytes]]) -> tuple[dict[int, torch.Tensor], dict[int, HTTPException]]:
+        """The pixels of the uploads that can be read, and the errors of the others, by position."""
+        bad, good = self.check(uploads), {}
+        with self.decoding:
+            for number, (name, data) in enumerate(uploads):
+                if number not in bad:
+                    try:
+                        good[number] = from_encoded(data, name, self.model.manifest.size, self.model.manifest.channels)
+                    except DataError as error:
+                        bad[number] = HTTPException(422, str(error))
+        return good, bad
 
     def answer(self, uploads: list[tuple[str, bytes]], top: int) -> Answers:
-        """Classify uploads of (name, bytes)."""
-        self.check(uploads)
-        with self.decoding:
-            batch = torch.stack([self.picture(data, name) for name, data in uploads])
+        """Classify uploads of (name, bytes); an HTTP error if none of them can be read."""
+        good, bad = self.pictures(uploads)
+        if not good:
+            raise bad[min(bad)]
         with self.lock:
-            found = self.model.answers(self.model.probabilities(batch), top)
-        guesses = [[Guess(name=name, probability=p) for name, p in answer.top] for answer in found]
-        return Answers(predictions=[Answer(file=u[0], top=g) for u, g in zip(uploads, guesses, strict=True)])
+            found = self.model.answers(self.model.probabilities(torch.stack(list(good.values()))), top)
+        self.answered += len(good)
+        self.refused += len(bad)
+        made = {number: answer.top for number, answer in zip(good, found, strict=True)}
+        return Answers(
+            predictions=[
+                Answer(
+                    file=name,
+                    top=[Guess(name=n, probability=p) for n, p in made.get(number, ())],
+                    error=str(bad[number].detail) if number in bad else None,
+                )
+                for number, (name, _) in enumerate(uploads)
+            ]
+        )
 
 
 def _shown(name: str | None, number: int) -> str:
@@ -121,14 +142,14 @@ def _errors(app: FastAPI) -> None:
         return JSONResponse({"error": "internal error; the service's log has the details"}, 500)
 
 
-def _described(app: FastAPI) -> str:
+def _described(app: FastAPI, base: str) -> str:
     """A plain page with the API description, which loads nothing from other sites."""
     rows = []
     for path, methods in app.openapi()["paths"].items():
         for method, entry in methods.items():
             words = html.escape(entry.get("description") or entry.get("summary", ""))
             rows.append(f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{words}</p>")
-    return DESCRIPTION.format(rows="".join(rows))
+    return DESCRIPTION.format(rows="".join(rows), base=html.escape(base))
 
 
 def make_app(model: DeviceModel, limits: Limits | None = None, hosts: tuple[str, ...] | None = None) -> FastAPI:
@@ -154,6 +175,14 @@ def make_app(model: DeviceModel, limits: Limits | None = None, hosts: tuple[str,
         """Whether the service is up, and its version."""
         return {"status": "ok", "version": __version__}
 
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> str:
+        """Images answered and refused since the start, in the text format of Prometheus."""
+        counts = (("answered", worker.answered), ("refused", worker.refused))
+        return "".join(
+            f"# TYPE fedqssl_images_{name}_total counter\nfedqssl_images_{name}_total {n}\n" for name, n in counts
+        )
+
     @app.get("/model")
     async def described() -> dict[str, Any]:
         """What the model is: classes, bits, input, accuracy, cost."""
@@ -164,8 +193,8 @@ def make_app(model: DeviceModel, limits: Limits | None = None, hosts: tuple[str,
         return HTMLResponse(files("fedqssl.serve").joinpath("page.html").read_text(encoding="utf-8"))
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(_described(app))
+    async def docs(request: Request) -> HTMLResponse:
+        return HTMLResponse(_described(app, str(request.base_url)))
 
     app.add_middleware(Gate, limits=limits, hosts=hosts)
     return app

@@ -1,0 +1,1 @@
+"""What ``import fedqssl`` offers. Nothing heavy is imported before it is used."""

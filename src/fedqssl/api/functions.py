@@ -1,0 +1,412 @@
+"""The functions of ``import fedqssl``: what the command line does, with objects instead of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedqssl.api.run import Run
+
+if TYPE_CHECKING:
+    from fedqssl.cost import Choice, Ledger
+    from fedqssl.device import DeviceModel, Prediction
+    from fedqssl.maker.probing import Probe
+    from fedqssl.runs.compare import Comparison
+
+Say = Callable[[str], None]
+OnRound = Callable[[Mapping[str, Any]], object]
+
+
+def run(
+    source: str | Path = "quickstart",
+    *,
+    out: str | Path | None = None,
+    data: Any = None,
+    overwrite: bool = False,
+    on_round: OnRound | None = None,
+    say: Say = print,
+    **settings: Any,
+) -> Run:
+    """Pre-train across clients.
+
+    Args:
+        source: name of a preset (``fedqssl list presets``), or the path of a TOML file.
+        out: the run's folder, a new one unless ``overwrite`` is set; by default ``runs/<preset>-<number>``.
+        data: the images, if not those of the preset: a name or ``kind:PATH`` (``fedqssl list datasets``), the path of a folder,
+            arrays, ``(images, labels)``, a torch or Hugging Face data set, or a mapping of ``train`` and ``test`` to such. What
+            is in memory is stored beside the run's folder, so that the run can be resumed.
+        overwrite: replace the run in ``out``, if there is one.
+        on_round: called after every round with its line of ``metrics.jsonl``; if it returns False, the run ends there, and what
+            it has is evaluated.
+        say: receives the lines of progress.
+        settings: change settings by keyword; dotted keys go in a dictionary, as in ``**{"ssl.temperature": 0.2}``.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ValueError: settings, data or a folder that cannot be used; one line that says what to do.
+
+    Example:
+        >>> run = fedqssl.run("smoke", rounds=1, say=lambda line: None)
+        >>> run.rounds, len(run.clients)
+        (1, 4)
+    """
+    from fedqssl.config import load_config
+    from fedqssl.runs import RunFolder, start
+    from fedqssl.runs.find import next_folder
+
+    folder = Path(out) if out is not None else next_folder(str(source))
+    RunFolder.check_new(folder, overwrite)
+    if data is not None:
+        size = load_config(source, settings).image_size
+        settings = {**settings, "data": _named(data, folder.parent, size)}
+    config = load_config(source, settings)
+    result = start(config, folder, overwrite=overwrite, progress=_calling(say, on_round))
+    return Run(result.folder, trust=True)  # the caller named the code that the run uses
+
+
+def _named(data: Any, parent: Path, size: int) -> str:
+    """The setting ``data`` for what a caller passed."""
+    from fedqssl.data.arrays import in_memory, is_in_memory, write_arrays
+    from fedqssl.data.registry import DATASETS
+
+    if is_in_memory(data):
+        return f"arrays:{write_arrays(in_memory(data, size), parent)}"
+    named = isinstance(data, str) and data.partition(":")[0] in DATASETS
+    return str(data) if named or not Path(data).is_dir() else f"folder:{data}"
+
+
+def _calling(say: Say, on_round: OnRound | None) -> Any:
+    from fedqssl.runs import Progress
+
+    class Calling(Progress):
+        def go_on(self, line: Mapping[str, Any]) -> bool:
+            return on_round is None or on_round(line) is not False
+
+    return Calling(say)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    rounds: int | None = None,
+    exact: bool = False,
+    on_round: OnRound | None = None,
+    say: Say = print,
+) -> Run:
+    """Resume an interrupted run, bit for bit, or extend one; a finished run is only read.
+
+    Args:
+        folder: the run's folder, as given to ``out``.
+        rounds: extend the run to so many rounds.
+        exact: other kernels, threads, versions or instructions than the run began with are an error, not a warning.
+        on_round: as for :func:`fedqssl.run`.
+        say: receives the lines of progress.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        RunError: the folder is not a run, or its settings or data have changed; says what to do.
+
+    Example:
+        >>> fedqssl.resume("runs/smoke-1", say=lambda line: None).rounds
+        2
+    """
+    from fedqssl import runs
+
+    progress = _calling(say, on_round)
+    if rounds is not None:
+        result = runs.extend(Path(folder), rounds, exact=exact, progress=progress)
+    else:
+        result = runs.resume(Path(folder), exact=exact, progress=progress)
+    return Run(result.folder, trust=True)
+
+
+def load(path: str | Path, *, trust: bool = False) -> DeviceModel:
+    """Load a device file.
+
+    Args:
+        path: the ``.fqssl`` file, as :func:`fedqssl.export` writes it.
+        trust: allow importing the backbone that the file names as ``package.module:Class``, which runs its code.
+
+    Returns:
+        A model with ``predict``, ``probabilities`` and ``logits``.
+
+    Raises:
+        DeviceFileError: one line that names the file and says why it cannot be used.
+
+    Example:
+        >>> path = fedqssl.export("runs/smoke-1", "client-00", "device.fqssl")
+        >>> fedqssl.load(path).manifest.bits
+        4
+    """
+    from fedqssl.device import load as load_device
+
+    return load_device(path, trust=trust)
+
+
+def predict(model: str | Path | DeviceModel, images: Any, top: int = 1, *, trust: bool = False) -> list[Prediction]:
+    """Classify pictures with a device file.
+
+    Args:
+        model: a device file's path, or a loaded one.
+        images: one picture or several: paths, a folder, encoded bytes, pillow images, arrays (H, W[, C]), tensors (C, H, W).
+        top: number of classes to return for each picture.
+        trust: as for :func:`fedqssl.load`.
+
+    Returns:
+        A prediction for each picture, with its name, probability and ``top`` classes.
+
+    Raises:
+        ValueError: a file or a picture that cannot be read; the message names it.
+
+    Example:
+        >>> import numpy as np
+        >>> [found] = fedqssl.predict("phone.fqssl", np.zeros((40, 30, 3), dtype=np.uint8), top=3)
+        >>> len(found.top)
+        3
+    """
+    from fedqssl.device import DeviceModel
+
+    return (model if isinstance(model, DeviceModel) else load(model, trust=trust)).predict(images, top)
+
+
+def export(
+    source: str | Path | Run,
+    client: str,
+    out: str | Path | None = None,
+    *,
+    format: str = "fedqssl",
+    data: str | None = None,
+    labels: str = "all",
+    overwrite: bool = False,
+    trust: bool = False,
+) -> Path:
+    """Write a client's model with its classifier as a file for its device, and a model card beside it.
+
+    Args:
+        source: a finished run, or its folder.
+        client: the client's name.
+        out: file to write; by default ``<client>.fqssl`` or ``<client>.onnx``.
+        format: ``fedqssl`` (packed codes, for :func:`fedqssl.load`) or ``onnx``.
+        data: labeled data to fit the classifier on, like ``folder:PATH``; by default the client's own.
+        labels: share of the training labels used: ``all``, ``10%``, ``1%``.
+        overwrite: replace files that exist.
+        trust: allow importing code that the run names.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        ValueError: no such run, client or format, or a file that exists; one line that says what to do.
+
+    Example:
+        >>> fedqssl.export("runs/smoke-1", "client-01", "phone.fqssl", overwrite=True).name
+        'phone.fqssl'
+    """
+    return (
+        _opened(source, trust).clients[client].export(out, format=format, data=data, labels=labels, overwrite=overwrite)
+    )
+
+
+def probe(
+    source: str | Path | Run,
+    client: str,
+    *,
+    data: str | None = None,
+    labels: str = "all",
+    method: str = "linear",
+    trust: bool = False,
+) -> Probe:
+    """Train and test a client's low-bit classifier on its frozen low-bit model.
+
+    Args:
+        source: a finished run, or its folder.
+        client: the client's name.
+        data: other labeled data, like ``folder:PATH``; by default the client's own.
+        labels: share of the training labels used: ``all``, ``10%``, ``1%``.
+        method: ``linear`` (a classifier in the client's bits) or ``knn`` (no training).
+        trust: allow importing code that the run names.
+
+    Returns:
+        The classifier with its accuracy, confusion matrix and calibration error.
+
+    Raises:
+        ValueError: no such run or client, or data without labels; one line that says what to do.
+
+    Example:
+        >>> found = fedqssl.probe("runs/smoke-1", "client-00", labels="50%")
+        >>> 0 <= found.outcome.accuracy <= 1
+        True
+    """
+    return _opened(source, trust).clients[client].probe(data, labels, method)
+
+
+def _opened(source: str | Path | Run, trust: bool) -> Run:
+    return source if isinstance(source, Run) else Run(source, trust=trust)
+
+
+def plan(
+    source: str | Path = "quickstart",
+    *,
+    devices: str | Path | None = None,
+    target_round_seconds: float | None = None,
+    target_bytes: int | None = None,
+    measure: bool = False,
+    **settings: Any,
+) -> Plan:
+    """What a run would cost, without training; and the bits that devices can afford.
+
+    Args:
+        source: name of a preset, or the path of a TOML file.
+        devices: TOML table of devices (docs/cost.md), to find the most bits that each client can afford.
+        target_round_seconds: no device's round may take longer.
+        target_bytes: no client's round may transfer more.
+        measure: also time a training step at each bitwidth, which takes seconds.
+        settings: as for :func:`fedqssl.run`.
+
+    Returns:
+        The costs: ``clients`` by name, ``full`` (the same at full precision), ``server``, ``choices`` and ``bits``.
+
+    Raises:
+        ValueError: settings, data or a table that cannot be used; one line that says what to do.
+
+    Example:
+        >>> costs = fedqssl.plan("smoke")
+        >>> costs.clients["client-00"].memory.total < costs.full["client-00"].memory.total
+        True
+    """
+    from fedqssl.config import load_config
+    from fedqssl.cost import Devices, Planner, Targets, ledger, read_devices
+    from fedqssl.data.from_config import settled
+
+    config, _ = settled(load_config(source, settings))
+    found = ledger(config, measure_seconds=12.0 if measure else None)
+    if devices is None and target_round_seconds is not None:
+        raise ValueError("target_round_seconds needs devices=FILE, which says how fast the devices are")
+    if devices is None and target_bytes is None:
+        return Plan(found, {})
+    table = read_devices(Path(devices)) if devices is not None else Devices("no device table", {}, (), {})
+    table.check(list(found.clients))
+    return Plan(found, Planner(found.config, found.sizes, Targets(target_round_seconds, target_bytes)).plan(table))
+
+
+class Plan:
+    """The costs of a run (all attributes of :class:`fedqssl.cost.Ledger`), and the bits that its devices can afford."""
+
+    def __init__(self, ledger: Ledger, choices: Mapping[str, Choice]) -> None:
+        self.ledger, self.choices = ledger, dict(choices)
+
+    @property
+    def bits(self) -> list[int] | None:
+        """Bits of each client, for the setting ``bits``; None without a choice, or if a device can afford none."""
+        found = [choice.bits for choice in self.choices.values()]
+        return [b for b in found if b is not None] if found and None not in found else None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "ledger":
+            raise AttributeError(name)
+        return getattr(self.ledger, name)
+
+
+def report(source: str | Path | Run, out: str | Path | None = None, *, trust: bool = False) -> Path:
+    """Write the report of a run, or of a folder of runs: one self-contained page.
+
+    Args:
+        source: a run, its folder, or a folder with runs in it.
+        out: file to write; by default ``report.html`` in that folder.
+        trust: allow importing code that a run names.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        RunError: there is no run, or the file cannot be written.
+
+    Example:
+        >>> fedqssl.report("runs/smoke-1", "page.html").exists()
+        True
+    """
+    from fedqssl.reporting import write_report
+
+    folder = source.folder if isinstance(source, Run) else Path(source)
+    return write_report(folder, None if out is None else Path(out), trust=trust or isinstance(source, Run))
+
+
+def compare(*runs: str | Path | Run, across: Sequence[str] = (), finished: bool = False) -> Comparison:
+    """Finished runs in one table: one row per configuration, mean and standard deviation over seeds.
+
+    Args:
+        runs: runs, their folders, or folders with runs inside.
+        across: settings in which the runs may differ, besides algorithm, bits and seed.
+        finished: leave out unfinished runs.
+
+    Returns:
+        The comparison; ``text("markdown")``, ``text("csv")`` and ``text("latex")`` write it.
+
+    Raises:
+        RunError: runs that cannot be compared; one line that says why.
+
+    Example:
+        >>> "fed_qssl" in fedqssl.compare("runs/smoke-1").text("markdown")
+        True
+    """
+    from fedqssl.runs.compare import compare as compare_runs
+
+    return compare_runs([r.folder if isinstance(r, Run) else Path(r) for r in runs], list(across), finished)
+
+
+def sweep(
+    source: str | Path = "quickstart",
+    *,
+    grid: Mapping[str, Sequence[Any]],
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    say: Say = print,
+    **settings: Any,
+) -> Comparison:
+    """Run every combination of several settings' values; finished runs are skipped, interrupted ones are resumed.
+
+    Args:
+        source: name of a preset, or the path of a TOML file.
+        grid: the values of each setting that varies, like ``{"beta": [0.1, 0.5], "seed": [0, 1, 2]}``.
+        out: folder of the sweep; by default ``runs/sweep-<preset>``.
+        jobs: number of cells to run in parallel, one thread each; by default one after another.
+        say: receives the lines of progress.
+        settings: the settings that all runs share.
+
+    Returns:
+        The comparison of all runs.
+
+    Raises:
+        ValueError: a grid that cannot be run, or the error of a cell, after all others were run.
+
+    Example:
+        >>> found = fedqssl.sweep("smoke", grid={"seed": [0, 1]}, rounds=1, out="runs/seeds", say=lambda line: None)
+        >>> "fed_qssl" in found.text("markdown")
+        True
+    """
+    from fedqssl.runs import Progress
+    from fedqssl.runs.sweep import SEPARATOR, plan_sweep
+    from fedqssl.runs.sweep import sweep as run_sweep
+
+    words = [f"{key}={_written(value)}" for key, value in settings.items()]
+    words += [f"{key}={SEPARATOR.join(map(_written, values))}" for key, values in grid.items()]
+    folder = Path(out) if out is not None else Path("runs") / f"sweep-{Path(source).stem}"
+    table, error = run_sweep(plan_sweep(str(source), words), folder, jobs, Progress(say))
+    if error is not None or table is None:
+        raise error or ValueError("the sweep has no runs")
+    return table
+
+
+def _written(value: Any) -> str:
+    """A value as on the command line."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+__all__ = ["compare", "export", "load", "plan", "predict", "probe", "report", "resume", "run", "sweep"]
