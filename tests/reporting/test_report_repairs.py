@@ -100,6 +100,16 @@ def test_bitwidths_that_take_turns_or_are_no_longer_known_have_no_lines_at_zero(
     assert weights(run, Theme(run.bits.values())).figures[1] is None
 
 
+def test_who_counted_most_in_the_last_round_took_part_in_it(made):
+    path = made(clients=4, rounds=4)
+    names = sorted(read_run(path).train)
+    turns = {1: {names[0]: 0.9, names[1]: 0.1}, 2: {names[2]: 0.4, names[3]: 0.6}}
+    change_lines(path, lambda line: line | {"weights": turns[2 - line["round"] % 2]})
+    run = read_run(path)
+    lead = weights(run, Theme(run.bits.values())).lead
+    assert f"In round 4, the last one, {names[3]} (12 bits) counted most: 0.6000." in lead
+
+
 def test_rank_correlations_need_eight_clients(made):
     assert "Rank correlation" not in report(made(clients=7, rounds=1))
     assert "Rank correlation of accuracy over 8 clients" in report(made(clients=8, rounds=1))

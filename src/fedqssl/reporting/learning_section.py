@@ -169,8 +169,10 @@ def weights(run: RunData, theme: Theme) -> Section:
         lead += "The weighting made almost no difference: all weights are within 10% of that. "
         lead += "A lower aggregation.temperature sharpens it."
     else:
-        top = max((c for c in run.clients if isfinite(c.weight)), key=lambda c: c.weight)
-        lead += f"In the last round {top.name} ({bits_words(top.bits)}) counted most: {plain(top.weight, 4)}."
+        number, last = next((r["round"], r["weights"]) for r in reversed(run.rounds) if r.get("weights"))
+        top = max(sorted(last), key=last.__getitem__)
+        who = f"{top} ({bits_words(run.bits[top])})" if top in run.bits else top
+        lead += f"In round {number}, the last one, {who} counted most: {plain(last[top], 4)}."
     title, label = (
         "Weight of every client",
         f"Aggregation weights of {counted(sum(not s.strong for s in lines), 'client')} over rounds",
