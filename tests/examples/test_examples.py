@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedqssl
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {"rounds": 1, "batch_size": 16, "workers": 1, "evaluation.probe_images": 50, "evaluation.knn_every": 0}
 TINY = {**SMALL, "model": "small_cnn", "width": 4}
@@ -83,3 +85,8 @@ def test_own_bits(example, tmp_path, capsys):
     assert "client-00" in out and "memory" in out
     if "bits=" in out.splitlines()[-2]:
         assert "global accuracy" in out
+
+
+def test_the_pictures_that_come_with_it_can_be_predicted(device_file):
+    found = fedqssl.predict(device_file, EXAMPLES / "pictures")
+    assert len(found) == 4 and all(answer.file.endswith(".png") for answer in found)

@@ -27,6 +27,7 @@ UNIT = (
     "studies/theory",
     "test_architecture.py",
     "test_marks.py",
+    "test_messages.py",
     "test_mutants.py",
     "test_plotting.py",
     "test_supply_chain.py",

@@ -27,6 +27,7 @@ from fedqssl.cli import (
     serve,
     sweep,
     theory,
+    watch,
 )
 from fedqssl.files import printable
 
@@ -49,6 +50,7 @@ app.command("list")(listing.show)
 app.command("doctor")(doctor.doctor)
 app.command("theory")(theory.theory)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("probe")(probe.probe)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)

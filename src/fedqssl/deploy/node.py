@@ -120,8 +120,8 @@ def _admit(to: Connection) -> None:
                 _check_clock(to, error.response)
                 raise FleetError(
                     f"the server at {to.fleet.address} refuses {to.name} ({error.response.status_code}): its key is unknown "
-                    f"there, or another process has just used it; copy {to.home / 'key.pub'} into clients/{to.name}/ "
-                    f"of the server's fleet folder, and make sure that no other client uses this name"
+                    f"there, or in use; copy {to.home / 'key.pub'} into clients/{to.name}/ of the server's folder, and use "
+                    f"the name once"
                 ) from error
             if error.response.status_code not in REFUSED:
                 to.away(error)

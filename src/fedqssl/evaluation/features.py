@@ -22,8 +22,9 @@ def extract_features(model: nn.Module, images: Tensor, batch_size: int = 500) ->
     batch_size = max(1, min(batch_size, PIXELS // images[0, 0].numel()))
     parameter = next(model.parameters(), None)
     device = images.device if parameter is None else parameter.device
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    trains = [module for module in model.modules() if module.training]
+    if trains:
+        model.eval()
     features = []
     try:
         with torch.no_grad():
@@ -32,8 +33,8 @@ def extract_features(model: nn.Module, images: Tensor, batch_size: int = 500) ->
                 batch = batch.contiguous(memory_format=torch.channels_last).div_(255)
                 features.append(model(batch).to(images.device))
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in trains:
+            module.training = True
     return torch.cat(features)
 
 

@@ -240,8 +240,8 @@ class InputCodes(nn.Module):
         if not bool((low >= -1e-3) & (high <= 1 + 1e-3)):
             raise ValueError(
                 f"a low-bit model takes images in [0, 1] as 8-bit codes, but this batch spans [{float(low):.3g}, "
-                f"{float(high):.3g}]; divide by 255 and leave normalization to batch norm, or convert with "
-                "LowBitOptions(quantize_input=False)"
+                f"{float(high):.3g}]; divide by 255, and leave normalization to batch norm"
+                " (or quantize_input=False)"
             )
         fmt = torch.channels_last if x.dim() == 4 else torch.contiguous_format
         codes = (x * top).round().clamp(0, top).to(torch.uint8).contiguous(memory_format=fmt)

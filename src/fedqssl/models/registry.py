@@ -91,7 +91,7 @@ def _call(make: Callable[..., object], name: str, width: int, in_channels: int) 
     except Exception as error:  # whatever the user's code raises
         raise ModelError(f"model {name!r} cannot be built ({one_line(error)}); fix it") from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model {name!r} made a {type(model).__name__}, not a torch.nn.Module")
+        raise ModelError(f"model {name!r} made a {type(model).__name__}, not a module of torch")
     return model
 
 

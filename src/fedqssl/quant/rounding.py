@@ -31,7 +31,7 @@ def check_rounding(rounding: str) -> None:
 def uniform_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
     """Uniform random numbers in [0, 1) of x's shape and type, from ``generator``."""
     if generator is None:
-        raise ValueError("stochastic rounding needs a torch.Generator; pass generator=")
+        raise ValueError("stochastic rounding needs a generator of random numbers; pass generator=")
     return torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
 
 

@@ -117,7 +117,9 @@ def _kept(run: RunData, key: str) -> Album | None:
 
 
 def album(run: RunData, make: Callable[[RunData, str], Album | str]) -> Album | str:
-    """The pictures of a run: those that it kept, or new ones, which a finished run keeps if they took long."""
+    """The pictures of a finished run: those that it kept, or new ones, which it keeps if they took long."""
+    if run.result is None:  # a page that is made again and again must not slow down the run
+        return "Pictures are made when the run ends."
     try:
         key = key_of(run)
     except OSError as error:
@@ -127,7 +129,7 @@ def album(run: RunData, make: Callable[[RunData, str], Album | str]) -> Album | 
         return kept
     began = time.monotonic()
     found = make(run, key)
-    if isinstance(found, Album) and run.result is not None and time.monotonic() - began > SLOW:
+    if isinstance(found, Album) and time.monotonic() - began > SLOW:
         with suppress(OSError):
             write_atomically(run.path / NAME, found.model_dump_json().encode())
     return found
