@@ -91,6 +91,65 @@ def test_figures_are_drawn_and_the_console_is_clean(browser, pages, name, size):
     context.close()
 
 
+LOOKS = """async () => {
+  const found = [];
+  for (const fold of document.querySelectorAll("details")) fold.open = true;
+  await new Promise((done) => setTimeout(done, 300));
+  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.length === 3 || c[3] === 1) return c;
+    }
+    return [255, 255, 255];
+  };
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || e.closest("[hidden], script, style, title, caption") || !e.getClientRects().length) continue;
+    const style = getComputedStyle(e), a = light(parse(e instanceof SVGElement ? style.fill : style.color)), b = light(behind(e));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) found.push(`contrast ${ratio.toFixed(1)}: ${e.textContent.trim().slice(0, 40)}`);
+  }
+  for (const box of document.querySelectorAll(".scroll")) {
+    const across = box.scrollWidth - box.clientWidth > 1, down = box.scrollHeight - box.clientHeight > 1;
+    const list = box.parentElement.classList, words = getComputedStyle(box.nextElementSibling).visibility;
+    const name = box.getAttribute("aria-label");
+    if (list.contains("right") !== across || list.contains("below") !== down) found.push(`${name}: fades where it should not`);
+    if ((words === "visible") !== (across || down)) found.push(`${name}: does not say that it scrolls`);
+    if (box.tabIndex !== 0 || !name) found.push("a table cannot be reached with keys");
+  }
+  const cut = [...document.querySelectorAll(".scroll")].find((box) => box.scrollWidth - box.clientWidth > 1);
+  if (cut) {
+    cut.scrollLeft = cut.scrollWidth;
+    await new Promise((done) => setTimeout(done, 300));
+    if (cut.parentElement.classList.contains("right")) found.push("fades at its end");
+  }
+  for (const img of document.images) {
+    const box = img.getBoundingClientRect(), card = img.closest(".card").getBoundingClientRect();
+    if (!img.naturalWidth) found.push(`not a picture: ${img.alt}`);
+    if (box.width < 30 || box.left < card.left || box.right > card.right) found.push(`cut or tiny: ${img.alt}`);
+    if (!img.alt) found.push("a picture without words");
+  }
+  if (document.documentElement.scrollWidth > window.innerWidth) found.push("too wide");
+  return [document.images.length, !!cut, [...new Set(found)].slice(0, 20)];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_pictures_tables_and_contrast(browser, pages, width, scheme):
+    for name in ("real", "folder"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = context.new_page()
+        page.set_default_timeout(600_000)
+        page.goto(pages[name].as_uri())
+        images, cut, problems = page.evaluate(LOOKS)
+        context.close()
+        assert problems == [] and cut and (images > 60) == (name == "real")
+
+
 def test_without_chromium_ci_fails_and_others_skip(monkeypatch):
     monkeypatch.delenv("FEDQSSL_CI", raising=False)
     with pytest.raises(pytest.skip.Exception):

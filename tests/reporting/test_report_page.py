@@ -23,7 +23,18 @@ from fedqssl.reporting.overview import differences
 from fedqssl.reporting.svg import el
 from fedqssl.runs.find import find_runs
 
-SECTIONS = ["curves", "weights", "clients", "partition", "ledger", "layers", "collapse", "protocol", "files"]
+SECTIONS = [
+    "curves",
+    "weights",
+    "clients",
+    "partition",
+    "pictures",
+    "ledger",
+    "layers",
+    "collapse",
+    "protocol",
+    "files",
+]
 FIGURES = [
     "loss",
     "accuracy",
@@ -37,6 +48,8 @@ FIGURES = [
     "gain",
     "labels",
     "sizes",
+    "feature-map",
+    "pixel-map",
     "cost-operations",
     "cost-memory",
     "cost-model",
@@ -89,9 +102,11 @@ def test_a_real_run_has_every_part_and_figure(real):
     assert page.open == [] and len(page.ids) == len(set(page.ids))
     assert [name for name in page.ids if name in SECTIONS] == SECTIONS
     assert page.figures == FIGURES
-    assert page.loads == ["data:,"] and "@import" not in text and "url(" not in text
+    assert page.loads[0] == "data:," and all(uri.startswith("data:image/png;base64,") for uri in page.loads[1:])
+    assert len(page.loads) > 60 and "@import" not in text and "url(" not in text
     assert "http://" not in text and "https://" not in text
-    assert not re.search(r"\b(nan|inf|None)\b", text[text.index("<main") : text.index("<footer")])
+    words = re.sub(r'src="[^"]*"', "", text[text.index("<main") : text.index("<footer")])
+    assert not re.search(r"\b(nan|inf|None)\b", words)
     for link in page.links:
         assert link[1:] in page.ids if link.startswith("#") else (real / link).is_file()
     result = json.loads((real / "result.json").read_text())

@@ -108,6 +108,14 @@ def read_cifar(
     return ImageSet(torch.from_numpy(pixels), torch.from_numpy(labels), names)
 
 
+def on_disk(name: str, data_dir: Path | None = None) -> bool:
+    """Whether :func:`read_cifar` would find this set without a download."""
+    try:
+        return _find(LAYOUTS[name], data_dir) is not None
+    except DataError:
+        return False
+
+
 def _find(layout: Layout, data_dir: Path | None) -> Path | None:
     """The official folder: ``data_dir`` itself, or inside it or the cache folder; binary before python."""
     if data_dir is not None and not data_dir.expanduser().is_dir():
@@ -264,4 +272,4 @@ class _Unpickler(pickle.Unpickler):
         raise DataError("refused: the file refers to outside objects; use the official files")
 
 
-__all__ = ["LAYOUTS", "read_cifar", "safe_unpickle"]
+__all__ = ["LAYOUTS", "on_disk", "read_cifar", "safe_unpickle"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from markupsafe import Markup
 
 from fedqssl.reporting.scales import AxisScale, limits, log_limits
 from fedqssl.reporting.svg import WIDTH, Drawing, Format, Mark, dot, el, line, text, x_axis, y_axis
-from fedqssl.reporting.theme import percent_tick, tick
+from fedqssl.reporting.theme import counted, percent_tick, tick
 
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 14.0, 40.0
 END = WIDTH - RIGHT
@@ -40,11 +41,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line with a label, which is placed above the plot if there are many lines."""
+    """A horizontal line with a label, which is placed above the plot if there are many lines.
+
+    ``course`` is its value by round where it changes; then the line has steps, and ``value`` is the last one.
+    """
 
     value: float
     words: str
     above: bool = False
+    course: Sequence[tuple[float, float]] = ()
 
 
 def _strokes(series: Series, x: AxisScale, y: AxisScale, form: Format) -> list[Markup]:
@@ -68,9 +73,20 @@ def _strokes(series: Series, x: AxisScale, y: AxisScale, form: Format) -> list[M
     return found
 
 
+def _level(level: Level, x: AxisScale, y: AxisScale) -> Markup:
+    """A level's line, with a step half-way between rounds where it changes."""
+    if not level.course:
+        return line(LEFT, y(level.value), END, y(level.value), "level")
+    d = f"M{LEFT:.1f} {y(level.course[0][1]):.1f}"
+    for (before, _), (number, value) in itertools.pairwise(level.course):
+        d += f"H{x((before + number) / 2):.1f}V{y(value):.1f}"
+    return el("path", d=f"{d}H{END:.1f}", class_="level")
+
+
 def line_chart(series: Sequence[Series], form: Format, *, levels: Sequence[Level] = (), zero: bool = False) -> Drawing:
     """Lines over rounds; strong ones on top, with points."""
-    low, high = limits([*(y for s in series for _, y in s.known()), *(level.value for level in levels)], zero=zero)
+    heights = [v for level in levels for v in (level.value, *(y for _, y in level.course))]
+    low, high = limits([*(y for s in series for _, y in s.known()), *heights], zero=zero)
     places = [a for s in series for a, _ in s.known()] or [0.0, 1.0]
     x, y = AxisScale(min(places), max(places), LEFT, END), AxisScale(low, high, HEIGHT - BOTTOM, TOP)
     whole = [t for t in x.ticks(6) if t == int(t)] if x.high > x.low else []
@@ -85,7 +101,7 @@ def line_chart(series: Sequence[Series], form: Format, *, levels: Sequence[Level
         at = y(level.value)
         place = TOP - 4 if level.above else max(at - 4 if at > TOP + 10 else at + 12, free)
         free = place + 11  # words of levels that nearly coincide stand below each other
-        parts += [line(LEFT, at, END, at, "level"), text(END, place, level.words, at="end", kind="said")]
+        parts += [_level(level, x, y), text(END, place, level.words, at="end", kind="said")]
     for s in (s for s in series if s.strong):
         parts += _strokes(s, x, y, form)
     return Drawing(HEIGHT, parts)
@@ -99,7 +115,7 @@ class Point:
     mark: Mark
     tip: str
     y: float = 0.0
-    error: float = 0.0
+    span: tuple[float, float] | None = None
 
 
 def scatter(
@@ -110,16 +126,15 @@ def scatter(
     log: bool = False,
     ticks: Sequence[float] | None = None,
 ) -> Drawing:
-    """Shares over numbers; ``error`` draws a whisker up and down. Places on the x axis may be given (``ticks``)."""
+    """Shares over numbers; a point's ``span`` is drawn as a whisker. Places on the x axis may be given (``ticks``)."""
     xs = [p.x for p in points]
     x = AxisScale(*(log_limits(xs) if log else limits(xs, pad=0.08)), LEFT, END, log)
-    low, high = limits([p.y + e for p in points for e in (p.error, -p.error)], pad=0.04)
+    low, high = limits([v for p in points for v in (p.y, *(p.span or ()))], pad=0.04)
     y = AxisScale(max(low, 0.0), min(high, 1.04), HEIGHT - BOTTOM, TOP)
     parts = [*y_axis(y, LEFT, END, percent_tick), *x_axis(x, HEIGHT - BOTTOM, x_form, x_label, ticks=ticks)]
     for p in points:
-        if p.error:
-            low, high = max(p.y - p.error, y.low), min(p.y + p.error, y.high)
-            parts.append(line(x(p.x), y(low), x(p.x), y(high), f"whisker {p.mark.kind}"))
+        if p.span and all(map(math.isfinite, p.span)):
+            parts.append(line(x(p.x), y(p.span[0]), x(p.x), y(p.span[1]), f"whisker {p.mark.kind}"))
     return Drawing(HEIGHT, [*parts, *(dot(x(p.x), y(p.y), p.mark, p.tip, 4.2) for p in points)])
 
 
@@ -134,6 +149,43 @@ class ChartRow:
 
 def _shortened(words: str, room: int) -> str:
     return words if len(words) <= room else f"{words[: room // 2 - 1]}…{words[-(room - room // 2) :]}"
+
+
+def _alike(names: Sequence[str]) -> int:
+    """How many first letters all names share."""
+    return sum(1 for _ in itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False)))
+
+
+def _around_difference(names: Sequence[str], room: int) -> dict[str, str]:
+    """Names that look alike when their middles are cut: the part in which they differ, with what is around it."""
+    first = _alike(names)
+    last = _alike([name[first:][::-1] for name in names])
+    found = {}
+    for name in names:
+        spare = max(room - 2 - (len(name) - last - first), 0)
+        start = max(min(first - spare // 2, len(name) - room + 1), 0)
+        end = start + room - (start > 0)
+        cut = name[start : end - 1] + "…" if end < len(name) else name[start:]
+        found[name] = f"…{cut}" if start else cut
+    return found
+
+
+def apart(names: Sequence[str], room: int) -> list[str]:
+    """Names of at most ``room`` letters; those that differ still do when they are shortened."""
+    short = {name: _shortened(name, room) for name in names}
+    for shorten in (_around_difference, _numbered):
+        alike: dict[str, list[str]] = {}
+        for name, words in short.items():
+            alike.setdefault(words, []).append(name)
+        for group in alike.values():
+            short |= shorten(group, room) if len(group) > 1 else {}
+    return [short[name] for name in names]
+
+
+def _numbered(names: Sequence[str], room: int) -> dict[str, str]:
+    """The last resort: numbers behind what fits."""
+    ends = [f"…{i}" for i in range(1, len(names) + 1)]
+    return {name: name[: room - len(end)] + end for name, end in zip(names, ends, strict=True)}
 
 
 def rows_chart(
@@ -156,10 +208,11 @@ def rows_chart(
     size = 4.2 if named else max(2.0, min(3.2, step * 0.55))
     small = " tiny" if size < 3 else ""
     parts = [*(line(x(t), TOP, x(t), bottom, "rule") for t in x.ticks(5)), *x_axis(x, bottom, form, x_label)]
+    short = apart([row.name for row in rows], 54)
     for i, row in enumerate(rows):
         y = TOP + step * (i + (0.75 if above else 0.5))
         if above:
-            parts.append(text(left, y - 10, _shortened(row.name, 54)))
+            parts.append(text(left, y - 10, short[i]))
         elif named:
             parts.append(text(left - 8, y + 3.5, row.name, at="end"))
         if row.joined and len(row.points) > 1:
@@ -203,6 +256,17 @@ def bar_chart(bars: Sequence[Bar], *, top: float | None = None) -> Drawing:
     return Drawing(8 + step * len(bars), parts)
 
 
+def shade_legend(top: float, unit: str) -> list[tuple[str, Mark]]:
+    """What the lightest, the middle and the strongest shade stand for; the page's colours say which is which."""
+    middle = round(top * ((LEVELS // 2) / LEVELS) ** 2)
+    values = [
+        (1, 1),
+        *([(middle, LEVELS // 2)] if 1 < middle < top else []),
+        *([(int(top), LEVELS)] if top > 1 else []),
+    ]
+    return [(counted(value, unit), Mark("square", f"s{shade}")) for value, shade in values]
+
+
 def _shade(value: float, top: float) -> int:
     """1..LEVELS for positive counts, by square root, so that small counts are visible."""
     return max(1, min(LEVELS, math.ceil(LEVELS * math.sqrt(value / top)))) if value > 0 else 0
@@ -219,16 +283,16 @@ def heat_map(
     top = max((v for row in values for v in row), default=0.0) or 1.0
     by_cell = len(rows) * len(columns) <= MANY_CELLS
     gap = 1.0 if by_cell and min(cell, step) > 6 else 0.0
-    names, cells = [], []
+    names, cells, short = [], [], apart(rows, 18)
     shades: dict[int, list[str]] = {}
     for i, row in enumerate(values):
         y = TOP + step * i
         if named:
-            names.append(text(left - 6, y + step / 2 + 3.5, _shortened(rows[i], 18), at="end"))
+            names.append(text(left - 6, y + step / 2 + 3.5, short[i], at="end"))
         for j, value in enumerate(row):
             shade, x = _shade(value, top), left + cell * j
             if shade and by_cell:
-                tip = f"{rows[i]}, {columns[j]}: {value:g} {unit}"
+                tip = f"{rows[i]}, {columns[j]}: {counted(int(value), unit)}"
                 cells.append(_box(x, y, cell - gap, step - gap, f"mark s{shade}", tip))
             elif shade:
                 shades.setdefault(shade, []).append(f"M{x:.1f} {y:.1f}h{cell:.1f}v{step:.1f}h-{cell:.1f}z")
@@ -244,9 +308,9 @@ def _column_names(columns: Sequence[str], left: float, cell: float, bottom: floa
     """The names below a heat map, turned if they are wider than a cell; and the room that they take."""
     longest = max((len(c) for c in columns), default=0)
     turned = longest * 6.2 > cell - 2
-    found = []
+    found, short = [], apart(columns, 12)
     for j in range(0, len(columns), max(1, math.ceil(13 / cell))):
-        x, words = left + cell * (j + 0.5), _shortened(columns[j], 12)
+        x, words = left + cell * (j + 0.5), short[j]
         if turned:
             found.append(text(x + 3, bottom + 12, words, at="end", turn=-45))
         else:
@@ -260,9 +324,11 @@ __all__ = [
     "Level",
     "Point",
     "Series",
+    "apart",
     "bar_chart",
     "heat_map",
     "line_chart",
     "rows_chart",
     "scatter",
+    "shade_legend",
 ]

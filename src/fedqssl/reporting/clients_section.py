@@ -9,14 +9,17 @@ from statistics import fmean
 from typing import Any
 
 from fedqssl.evaluation.controls import SHORT
-from fedqssl.reporting.charts import MANY_ROWS, ChartRow, Point, heat_map, rows_chart, scatter
+from fedqssl.plotting import by_orders
+from fedqssl.reporting.charts import MANY_ROWS, ChartRow, Point, heat_map, rows_chart, scatter, shade_legend
 from fedqssl.reporting.data import Client, Labels, RunData
 from fedqssl.reporting.parts import Figure, Section
 from fedqssl.reporting.svg import Mark
-from fedqssl.reporting.theme import Theme, bits_words, percent, percent_tick, tick
+from fedqssl.reporting.theme import Theme, bits_words, counted, percent, percent_tick, tick
 
 FEW = 24
 """Whiskers are drawn up to this number of clients."""
+MANY_ENOUGH = 8
+"""Rank correlations over fewer clients are chance."""
 CONTROL = ("best control", Mark("cross", "quiet"))
 """How a client's best control is called and marked."""
 ROUNDING = 1e-6
@@ -58,14 +61,14 @@ def _verdict(clients: Sequence[Client]) -> str:
     accuracies = [c.accuracy for c in clients]
     centre, worst = fmean(accuracies), min(clients, key=lambda c: c.accuracy)
     lines = [
-        f"{worst.name} ({bits_words(worst.bits)}, {worst.train} images) does worst: {percent(worst.accuracy)}, "
+        f"{worst.name} ({bits_words(worst.bits)}, {counted(worst.train, 'image')}) does worst: {percent(worst.accuracy)}, "
         f"{100 * (centre - worst.accuracy):.1f} points below the mean of {percent(centre)}."
     ]
     groups = _by_width(clients)
     if len(groups) > 1:
         means = ", ".join(f"{bits_words(b)} {percent(fmean(of))}" for b, of in groups.items())
         lines.append(f"Mean by bits: {means}.")
-    if len(clients) >= 5:
+    if len(clients) >= MANY_ENOUGH:
         columns: dict[str, list[float]] = {
             "bits": [c.bits for c in clients],
             "number of images": [c.train for c in clients],
@@ -89,7 +92,8 @@ def _verdict(clients: Sequence[Client]) -> str:
 
 
 def _tip(c: Client) -> str:
-    words = f"{c.name}, {bits_words(c.bits)}: {percent(c.accuracy)} ± {100 * c.error:.1f}, {c.train} images"
+    between = "" if not isfinite(c.interval[0]) else f" ({' to '.join(map(percent, c.interval))})"
+    words = f"{c.name}, {bits_words(c.bits)}: {percent(c.accuracy)}{between}, {counted(c.train, 'image')}"
     return f"{words} of {c.classes:.1f} effective classes" if isfinite(c.classes) else words
 
 
@@ -112,7 +116,7 @@ def _scatter(
     """Accuracy of every client against ``xs``; ``options`` are those of :func:`scatter`."""
     points = [point for c, x in zip(clients, xs, strict=True) for point in control_point(c, x)]
     points += [
-        Point(x, theme.mark(c.bits), _tip(c), c.accuracy, c.error if len(clients) <= FEW else 0.0)
+        Point(x, theme.mark(c.bits), _tip(c), c.accuracy, c.interval if len(clients) <= FEW else None)
         for c, x in zip(clients, xs, strict=True)
     ]
     title, label = f"Accuracy against {by}", f"Local accuracy of every client by {axis}"
@@ -129,7 +133,7 @@ def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
         step = min(0.11, 0.64 / max(len(names) - 1, 1))
         places |= {name: i + step * (j - (len(names) - 1) / 2) for j, name in enumerate(names)}
     note = "Each client's s-bit model on its own held-out images"
-    note += "; whiskers are one standard error." if len(clients) <= FEW else "."
+    note += "; whiskers are Wilson intervals of one standard error." if len(clients) <= FEW else "."
     axis = {"x_form": lambda v: bits_words(theme.bits[round(v)]), "ticks": range(len(theme.bits))}
     figure = _scatter(clients, [places[c.name] for c in clients], theme, "bits", "bits", note, **axis)
     rows = [
@@ -141,7 +145,7 @@ def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
 
 def _image_axis(counts: Sequence[float]) -> tuple[bool, str]:
     """Whether numbers of images want a logarithmic axis, and what it is called."""
-    log = min(counts) > 0 and max(counts) > 12 * min(counts)
+    log = min(counts) > 0 and by_orders(counts)
     return log, "training images" + (" (logarithmic)" if log else "")
 
 
@@ -202,10 +206,17 @@ def partition(run: RunData, theme: Theme) -> Section:
     held = [sum(v > 0 for v in labels.train[c.name]) for c in order]
     fewest, most = min(run.train.values()), max(run.train.values())
     lead = (
-        f"{len(order)} clients hold {fewest:,} to {most:,} training images of {min(held)} to {max(held)} of "
-        f"{len(labels.class_names)} classes; the server's unlabeled buffer has {run.buffer:,}."
+        f"{counted(len(order), 'client')} {'holds' if len(order) == 1 else 'hold'} {_range(fewest, most, 'training image')} "
+        f"of {_range(min(held), max(held))} of {counted(len(labels.class_names), 'class')}; "
+        f"the server's unlabeled buffer has {counted(run.buffer, 'image')}."
     )
     return Section([_label_map(order, labels), _sizes(order, theme)], lead)
+
+
+def _range(low: int, high: int, thing: str = "") -> str:
+    """``3 images``, ``3 to 5 images``."""
+    last = counted(high, thing) if thing else f"{high:,}"
+    return last if low == high else f"{low:,} to {last}"
 
 
 def _label_map(clients: Sequence[Client], labels: Labels) -> Figure:
@@ -216,13 +227,14 @@ def _label_map(clients: Sequence[Client], labels: Labels) -> Figure:
     for c, row in zip(clients, counts, strict=True):
         top = sorted(range(len(row)), key=lambda j: -row[j])[:3]
         mostly = ", ".join(f"{labels.class_names[j]} ({row[j]})" for j in top if row[j])
-        tips.append(f"{c.name}, {bits_words(c.bits)}, {c.train} images: mostly {mostly}")
+        tips.append(f"{c.name}, {bits_words(c.bits)}, {counted(c.train, 'image')}: mostly {mostly}")
     return Figure(
         "labels",
         "Training images by client and class",
-        f"Training images of {len(labels.class_names)} classes at {len(clients)} clients; darker is more",
-        heat_map(names, labels.class_names, counts, tips, "images"),
-        note="Rows are clients by bits, columns are classes; darker is more (square-root scale).",
+        f"Training images of {counted(len(labels.class_names), 'class')} at {counted(len(clients), 'client')}",
+        heat_map(names, labels.class_names, counts, tips, "image"),
+        note="Rows are clients by bits, columns are classes; shades follow the square root of the number.",
+        legend=shade_legend(max((v for row in counts for v in row), default=0), "image"),
         head=["client", *labels.class_names],
         rows=[[c.name, *row] for c, row in zip(clients, counts, strict=True)],
     )
@@ -232,7 +244,7 @@ def _sizes(clients: Sequence[Client], theme: Theme) -> Figure:
     """Training images of every client, fewest first."""
     rows = []
     for c in sorted(clients, key=lambda c: c.train):
-        tip = f"{c.name}, {bits_words(c.bits)}: {c.train:,} training and {c.test:,} test images"
+        tip = f"{c.name}, {bits_words(c.bits)}: {c.train:,} training and {counted(c.test, 'test image')}"
         rows.append(ChartRow(c.name, [Point(float(c.train), theme.mark(c.bits), tip)]))
     counts = [float(c.train) for c in clients]
     log, axis = _image_axis(counts)

@@ -10,7 +10,7 @@ from fedqssl.reporting.data import RunData
 from fedqssl.reporting.layers import LayerErrors
 from fedqssl.reporting.parts import Figure, Section
 from fedqssl.reporting.svg import Mark
-from fedqssl.reporting.theme import FULL, Theme, bits_words, percent, percent_tick
+from fedqssl.reporting.theme import FULL, Theme, bits_words, counted, percent, percent_tick
 from fedqssl.units import bytes_text, operations_text, ratio_text
 
 _MEASURES = (
@@ -46,7 +46,7 @@ def ledger(found: Costs | str, theme: Theme) -> Section:
 
 def _ledger_lead(found: Costs) -> str:
     operations, traffic = (ratio_text(full, ours) for ours, full in (found.operations, found.traffic))
-    words = [f"Per step of {found.batch} images."]
+    words = [f"Per step of {counted(found.batch, 'image')}."]
     if operations:
         carried = f" and the network carries {traffic} fewer bytes" if traffic else ""
         words.append(
@@ -57,7 +57,7 @@ def _ledger_lead(found: Costs) -> str:
 
 def totals(run: RunData, found: Costs) -> list[list[str]]:
     """All rounds: what it is, this run, fp32, and their ratio."""
-    when = f"measured in {run.done} of {run.config.rounds} rounds" if run.result is None else "measured"
+    when = f"measured in {run.done} of {counted(run.config.rounds, 'round')}" if run.result is None else "measured"
     return [
         ["clients' bit operations", *map(operations_text, found.operations), ratio_text(*reversed(found.operations))],
         ["bytes both ways", *map(bytes_text, found.traffic), ratio_text(*reversed(found.traffic))],
@@ -96,7 +96,7 @@ def _layer_figure(found: LayerErrors, theme: Theme) -> Figure:
     return Figure(
         "layer-errors",
         "Every layer",
-        f"Relative error of the weights of {len(rows)} layers by bitwidth",
+        f"Relative error of the weights of {counted(len(rows), 'layer')} by bitwidth",
         rows_chart(rows, percent_tick, "|q − w| / |w|, logarithmic", log=True),
         note=f"Packed weights q against the aggregated float weights w after round {found.round_number}.",
         legend=[*entries, ("rounding alone", Mark("circle", "quiet hollow"))],

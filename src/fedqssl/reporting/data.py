@@ -55,6 +55,17 @@ def short_best(controls: Mapping[str, float]) -> tuple[str, float]:
     return SHORT.get(name, name), value
 
 
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's interval of a share of ``count`` images, one standard error wide (z = 1); not empty for 0% and 100%.
+
+    ``(p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)``; NaN without images.
+    """
+    if not count or not math.isfinite(share):
+        return math.nan, math.nan
+    centre, half = share + 1 / (2 * count), math.sqrt(share * (1 - share) / count + 1 / (4 * count * count))
+    return max((centre - half) / (1 + 1 / count), 0.0), min((centre + half) / (1 + 1 / count), 1.0)
+
+
 @dataclass(frozen=True)
 class Client:
     """What is known about one client; an unknown figure is NaN, which the page shows as a dash."""
@@ -83,9 +94,9 @@ class Client:
         return self.controls.get("untrained", math.nan)
 
     @property
-    def error(self) -> float:
-        """Standard error of the accuracy: large if there are few test images."""
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.test) if self.test else 0.0
+    def interval(self) -> tuple[float, float]:
+        """Where the accuracy probably lies: wide if there are few test images."""
+        return wilson(self.accuracy, self.test)
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,4 +321,4 @@ def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labe
     return _labels(Described.model_validate({"labels": counts, "class_names": names}))
 
 
-__all__ = ["Client", "Labels", "ReportError", "RunData", "read_run", "runs_to_report", "short_best"]
+__all__ = ["Client", "Labels", "ReportError", "RunData", "read_run", "runs_to_report", "short_best", "wilson"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
-from statistics import fmean, median
+from statistics import median
 
 from fedqssl.evaluation.collapse import MIN_RANK, Collapse
 from fedqssl.evaluation.controls import SHORT
@@ -12,7 +12,7 @@ from fedqssl.reporting.charts import ChartRow, Level, Point, Series, line_chart,
 from fedqssl.reporting.data import RunData, short_best
 from fedqssl.reporting.parts import Figure, Section
 from fedqssl.reporting.svg import Mark
-from fedqssl.reporting.theme import Theme, bits_words, percent, percent_tick, plain, tick
+from fedqssl.reporting.theme import Theme, bits_words, counted, percent, percent_tick, plain, tick
 
 CROWD = 24
 """Above this number of clients lines are faint, and medians are shown."""
@@ -68,7 +68,7 @@ def loss_figure(run: RunData, theme: Theme, name: str) -> Figure | None:
     if not points:
         return None
     lines = _client_lines(run, theme, "client_loss", "loss")
-    label = f"Training loss over {len(points)} rounds, from {points[0][1]:.3f} to {points[-1][1]:.3f}"
+    label = f"Training loss over {counted(len(points), 'round')}, from {points[0][1]:.3f} to {points[-1][1]:.3f}"
     average = Series("mean loss", points, Mark("circle", "ink"), strong=True)
     chart, numbers = line_chart([*lines, average], tick), _numbers(lines, average)
     if not lines:
@@ -161,40 +161,57 @@ def weights(run: RunData, theme: Theme) -> Section:
     lines = _client_lines(run, theme, "weights", "weight")
     if not lines:
         return Section(empty="This algorithm has not weighted any client's model so far.")
-    share = 1 / max(fmean(len(line["weights"]) for line in run.rounds if line.get("weights")), 1)
+    shares = {float(line["round"]): 1 / len(line["weights"]) for line in run.rounds if line.get("weights")}
     values = [v for s in lines for _, v in s.points]
-    low, high = min(values), max(values)
-    lead = f"Over all rounds a client's weight was between {low:.4g} and {high:.4g}; an equal share is {share:.4g}. "
-    if max(share - low, high - share) <= SPREAD * share:
+    between = f"between {min(values):.4g} and {max(values):.4g}"
+    lead = f"Over all rounds a client's weight was {between}; an equal share is {_shares_words(shares.values())}. "
+    if all(abs(v - shares[n]) <= SPREAD * shares[n] for s in lines if not s.strong for n, v in s.points):
         lead += "The weighting made almost no difference: all weights are within 10% of that. "
         lead += "A lower aggregation.temperature sharpens it."
     else:
-        top = max((c for c in run.clients if isfinite(c.weight)), key=lambda c: c.weight)
-        lead += f"In the last round {top.name} ({bits_words(top.bits)}) counted most: {plain(top.weight, 4)}."
+        number, last = next((r["round"], r["weights"]) for r in reversed(run.rounds) if r.get("weights"))
+        top = max(sorted(last), key=last.__getitem__)
+        who = f"{top} ({bits_words(run.bits[top])})" if top in run.bits else top
+        lead += f"In round {number}, the last one, {who} counted most: {plain(last[top], 4)}."
     title, label = (
         "Weight of every client",
-        f"Aggregation weights of {sum(not s.strong for s in lines)} clients over rounds",
+        f"Aggregation weights of {counted(sum(not s.strong for s in lines), 'client')} over rounds",
     )
-    chart = line_chart(lines, tick, levels=[Level(share, "dashed: equal share", above=True)])
+    course = list(shares.items()) if len(set(shares.values())) > 1 else []
+    level = Level([*shares.values()][-1], "dashed: equal share", above=True, course=course)
+    chart = line_chart(lines, tick, levels=[level])
     note = "One line per client; point at a line for its name." + _medians_note(run)
     figure = Figure("weights-figure", title, label, chart, note, theme.legend(), *_numbers(lines))
     return Section([figure, _weights_by_bits(run, theme)], lead)
 
 
+def _shares_words(shares: Iterable[float]) -> str:
+    """``0.25``, or ``0.5 (2 clients) to 0.25 (4 clients)`` if their number changed."""
+    found = sorted(set(shares), reverse=True)
+    if len(found) == 1:
+        return f"{found[0]:.4g}"
+    return " to ".join(f"{s:.4g} ({counted(round(1 / s), 'client')})" for s in (found[0], found[-1]))
+
+
 def _weights_by_bits(run: RunData, theme: Theme) -> Figure | None:
-    """Summed weight of each bitwidth; says nothing where bitwidths take turns."""
+    """Summed weight of each bitwidth since it joined; says nothing where bitwidths take turns."""
     weighted, lines = [(float(r["round"]), r["weights"]) for r in run.rounds if r.get("weights")], []
-    if len(theme.bits) < 2 or any({run.bits.get(n) for n in of} < set(theme.bits) for _, of in weighted):
-        return None
     for bits in theme.bits:
-        sums = [(n, sum(w for name, w in of.items() if run.bits.get(name) == bits)) for n, of in weighted]
+        held = [(n, [w for name, w in of.items() if run.bits.get(name) == bits]) for n, of in weighted]
+        sums = [(n, sum(of)) for n, of in held if of]
+        if not sums or [n for n, _ in sums] != [n for n, _ in weighted[-len(sums) :]]:
+            return None
         lines.append(Series(bits_words(bits), sums, theme.mark(bits), strong=True))
+    if len(lines) < 2:
+        return None
+    later = any(s.points[0][0] > weighted[0][0] for s in lines)
     return Figure(
         "weights-bits",
         "Weight of each bitwidth",
         "Summed aggregation weight of each bitwidth over rounds",
         line_chart(lines, percent_tick, zero=True),
-        note="The clients of a bitwidth together.",
+        note="The clients of a bitwidth together"
+        + (", from the round in which the first one joined." if later else "."),
         legend=theme.legend(),
         head=["bits", "first round", "last round"],
         rows=[[s.name, percent(s.points[0][1]), percent(s.points[-1][1])] for s in lines],

@@ -15,7 +15,7 @@ from fedqssl.reporting.learning_section import accuracy_figure, loss_figure
 from fedqssl.reporting.parts import Figure, Section
 from fedqssl.reporting.summary_section import bits_summary
 from fedqssl.reporting.svg import Mark
-from fedqssl.reporting.theme import Theme, bits_words, percent, percent_tick
+from fedqssl.reporting.theme import Theme, bits_words, counted, percent, percent_tick
 
 SECTIONS = 40
 """Each run has its own section up to this number of runs."""
@@ -114,7 +114,7 @@ def _curves(runs: Sequence[RunData], groups: Sequence[str]) -> Figure | None:
     return Figure(
         "compare-knn",
         "kNN accuracy over rounds",
-        f"kNN accuracy of {len(lines)} runs over rounds",
+        f"kNN accuracy of {counted(len(lines), 'run')} over rounds",
         line_chart(lines, percent_tick, levels=levels),
         note="One line per run; point at a line for its name.",
         legend=[(group, Mark("square", kind)) for group, kind in kinds.items()] if len(kinds) <= 6 else (),
@@ -129,12 +129,12 @@ def _clients(number: int, run: RunData, theme: Theme) -> Figure | None:
         return None
     rows = []
     for c in known:
-        tip = f"{c.name}, {bits_words(c.bits)}, {c.train} images: {percent(c.accuracy)}"
+        tip = f"{c.name}, {bits_words(c.bits)}, {counted(c.train, 'image')}: {percent(c.accuracy)}"
         rows.append(ChartRow(c.name, [*control_point(c), Point(c.accuracy, theme.mark(c.bits), tip)]))
     return Figure(
         f"clients-{number}",
         "Clients, worst first",
-        f"Local accuracy of the {len(known)} clients of {run.name}, worst first",
+        f"Local accuracy of {counted(len(known), 'client')} of {run.name}, worst first",
         rows_chart(rows, percent_tick, "local accuracy", bounds=(0.0, 1.0), tall=220),
         legend=control_legend(known, theme),
         head=["client", "bits", "images", "accuracy", "best control"],

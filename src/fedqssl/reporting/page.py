@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from importlib.resources import files as package_files
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedqssl import __version__
-from fedqssl.reporting import clients_section, cost_section, learning_section, summary_section, theme
+from fedqssl.reporting import clients_section, cost_section, learning_section, pictures_section, summary_section, theme
+from fedqssl.reporting.album import album
 from fedqssl.reporting.costs import costs
 from fedqssl.reporting.data import ReportError, RunData, read_run, runs_to_report, short_best
+from fedqssl.reporting.gather import gather
 from fedqssl.reporting.layers import layer_errors
 from fedqssl.reporting.overview import SECTIONS, compared, short
 from fedqssl.reporting.summary_section import link
@@ -40,6 +43,8 @@ def render(template: str, **values: object) -> str:
         environment.filters[name] = getattr(theme, name)
     for name in summary_section.__all__:
         environment.globals[name] = getattr(summary_section, name)
+    for name in ("answers_note", "neighbours_note", "owners_note"):
+        environment.globals[name] = getattr(pictures_section, name)
     environment.globals |= {
         "asset": _asset,
         "counted": theme.counted,
@@ -52,7 +57,8 @@ def render(template: str, **values: object) -> str:
 
 def run_page(run: RunData, base: Path) -> str:
     """The page of one run, to be written into ``base``."""
-    theme, found = Theme(run.bits.values()), costs(run)
+    theme, found, shown = Theme(run.bits.values()), costs(run), album(run, gather)
+    pictures = pictures_section.pictures(run, shown)
     return render(
         "run.html",
         run=run,
@@ -62,6 +68,9 @@ def run_page(run: RunData, base: Path) -> str:
         weights=learning_section.weights(run, theme),
         clients=clients_section.clients(run, theme),
         partition=clients_section.partition(run, theme),
+        album=shown,
+        pictures=pictures,
+        maps=replace(pictures, lead=""),
         ledger=cost_section.ledger(found, theme),
         totals=[] if isinstance(found, str) else cost_section.totals(run, found),
         layers=cost_section.layers(layer_errors(run), theme),

@@ -25,6 +25,19 @@ function show(event) {
 document.addEventListener("pointermove", show);
 document.addEventListener("pointerdown", show);
 document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+// A table that is cut fades where it goes on, and says so.
+const cut = new ResizeObserver((entries) => { for (const entry of entries) fade(entry.target); });
+function fade(box) {
+  const across = box.scrollWidth - box.clientWidth, down = box.scrollHeight - box.clientHeight;
+  const list = box.parentElement.classList;
+  list.toggle("right", across - box.scrollLeft > 1);
+  list.toggle("below", down - box.scrollTop > 1);
+  list.toggle("scrolls", across > 1 || down > 1);
+}
+for (const box of document.querySelectorAll(".scroll")) {
+  cut.observe(box);
+  box.addEventListener("scroll", () => fade(box), { passive: true });
+}
 // A column's head sorts its table; numbers with units by their size.
 const sizes = { "": 1, "%": 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15, E: 1e18, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 function amount(text) {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
+import re
 from collections import Counter
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from urllib.parse import quote
@@ -15,6 +16,9 @@ from fedqssl.reporting.data import RunData, short_best
 from fedqssl.reporting.learning_section import collapse_warnings
 from fedqssl.reporting.theme import FULL, bits_words, counted, percent
 from fedqssl.units import bytes_text, ratio_text, seconds_text
+
+LOG_BYTES = 1 << 20
+"""How much of the end of a log is read."""
 
 
 def bits_summary(run: RunData, counts: bool = True) -> str:
@@ -94,12 +98,15 @@ def warnings(run: RunData) -> list[str]:
 
 
 def updated(run: RunData) -> str:
-    """When the last round was written."""
-    try:
-        when = (run.path / "metrics.jsonl").stat().st_mtime
-    except OSError:
+    """When the last round ended, as the log says: dates of files change when they are copied."""
+    if not run.done:
         return "no round yet"
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+    text = ""
+    with suppress(OSError), (run.path / "log.txt").open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - LOG_BYTES, 0))
+        text = file.read(LOG_BYTES).decode("utf-8", "replace")
+    found = re.findall(rf"^(\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d) round {run.done}/", text, re.M)
+    return str(found[-1]) if found else "log.txt does not say"
 
 
 def software(run: RunData) -> str:

@@ -11,20 +11,11 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
+from fedqssl.plotting import FULL, FULL_COLOUR, LIGHT, bit_colours
 from fedqssl.reporting.svg import SHAPES, Mark
 from fedqssl.units import bytes_text
 
-_LIGHT = ((232, 119, 34), (205, 56, 98), (128, 60, 168), (38, 52, 140))
 _DARK = ((255, 196, 92), (255, 133, 112), (222, 120, 214), (140, 168, 255))
-FULL = 32
-"""Bits of full precision."""
-
-
-def _between(ramp: tuple[tuple[int, int, int], ...], share: float) -> str:
-    at = share * (len(ramp) - 1)
-    i = min(int(at), len(ramp) - 2)
-    mixed = (round(a + (b - a) * (at - i)) for a, b in zip(ramp[i], ramp[i + 1], strict=True))
-    return "#" + "".join(f"{c:02x}" for c in mixed)
 
 
 class Theme:
@@ -44,10 +35,10 @@ class Theme:
 
     def css(self) -> Markup:
         """Colours as custom properties, for light and dark pages."""
-        last = max(len(self._low) - 1, 1)
-        names = [(b, i / last if len(self._low) > 1 else 0.75) for i, b in enumerate(self._low)]
-        light = "".join(f"--bit-{b}:{_between(_LIGHT, s)};" for b, s in names) + f"--bit-{FULL}:#5c6470;"
-        dark = "".join(f"--bit-{b}:{_between(_DARK, s)};" for b, s in names) + f"--bit-{FULL}:#a5adba;"
+        light, dark = (
+            "".join(f"--bit-{b}:{colour};" for b, colour in {**bit_colours(self._low, ramp), FULL: full}.items())
+            for ramp, full in ((LIGHT, FULL_COLOUR), (_DARK, "#a5adba"))
+        )
         kinds = "".join(f".b{b}{{--c:var(--bit-{b})}}" for b in {*self.bits, FULL})
         return Markup(f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}{kinds}")
 
@@ -83,8 +74,8 @@ def size(count: float) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """``1 round``, ``2 rounds``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    """``1 round``, ``2 rounds``, ``2 classes``."""
+    return f"{number:,} {thing}{'' if number == 1 else 'es' if thing.endswith('s') else 's'}"
 
 
 __all__ = ["FULL", "Theme", "bits_words", "counted", "percent", "percent_tick", "plain", "size", "tick"]
