@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -113,3 +114,13 @@ def test_bad_input_ends_in_one_line(runs, capsys, tmp_path):
     assert "for a file use" in fails(capsys, runs, "--out", tmp_path / "t.txt", "--format", "terminal")
     (runs / "q0" / "result.json").write_text(json.dumps({"clients": 3}))
     assert "cannot be read" in fails(capsys, runs)
+
+
+def test_attacked_and_stopped_runs_are_not_equals_of_whole_ones(runs, capsys):
+    fake_run(runs / "attacked", smoke(seed=7, engine="attack-noise"), 0.1)
+    assert "engine (attack-noise, any)" in fails(capsys, runs)
+    shutil.rmtree(runs / "attacked")
+    fake_run(runs / "stopped", smoke(seed=7), 0.1)
+    path = runs / "stopped" / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rounds": 1}))
+    assert "rounds (2, 1 of 2)" in fails(capsys, runs)

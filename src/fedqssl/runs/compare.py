@@ -20,6 +20,8 @@ from fedqssl.runs.text_table import Grid, accuracy, bits_text, to_csv
 FREE = ("algorithm", "bits")
 """The quantities that are compared."""
 CONTENT = "images_sha256"
+STUDY = "attack-"
+"""Engines of a study carry other uploads than the clients sent: such a run is not an honest one's equal."""
 _IMAGES = ("data", "images", "image_size", "buffer", "buffer_images", "group", "evaluation.holdout")
 """The settings that decide which images there are: runs that agree in them must have the same."""
 
@@ -45,6 +47,7 @@ class Finished:
         values["bits"] = tuple(values["bits"])
         if self.result.rounds != self.config.rounds:  # stopped early
             values["rounds"] = f"{self.result.rounds} of {self.config.rounds}"
+        values["engine"] = self.config.engine if self.config.engine.startswith(STUDY) else "any"
         return values
 
 
