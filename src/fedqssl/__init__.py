@@ -10,7 +10,8 @@ useful on their own. Nothing heavy is imported before it is used.
 
 __version__ = "0.1.0"
 
-from fedqssl.api.functions import compare, export, load, plan, predict, probe, report, resume, run, sweep
+from fedqssl.api.functions import compare, export, load, predict, probe, report, resume, run, sweep
+from fedqssl.api.planning import plan
 from fedqssl.api.run import Run
 
 __all__ = ["Run", "compare", "export", "load", "plan", "predict", "probe", "report", "resume", "run", "sweep"]

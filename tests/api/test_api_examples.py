@@ -7,10 +7,11 @@ import pytest
 
 import fedqssl
 import fedqssl.api.functions
+import fedqssl.api.planning
 import fedqssl.api.run
 from fedqssl.config import load, presets
 
-PARTS = [fedqssl, fedqssl.api.functions, fedqssl.api.run]
+PARTS = [fedqssl, fedqssl.api.functions, fedqssl.api.planning, fedqssl.api.run]
 EXAMPLES = [test for part in PARTS for test in doctest.DocTestFinder().find(part) if test.examples]
 
 

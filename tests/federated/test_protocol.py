@@ -147,6 +147,8 @@ def test_settings_of_the_server_that_came_later():
         *(
             "aggregation.robust=median",
             "aggregation.robust=krum",
+            "aggregation.robust=fltrust",
+            "aggregation.robust=embedding",
             "aggregation.max_share=0.5",
             "aggregation.batch_norm=buffer",
         ),

@@ -21,7 +21,7 @@ Names = Annotated[
     typer.Argument(
         metavar="NAME...",
         help="table1 to table3 and figure1 to figure5 of the paper; our own table_plus, table_plus_low, table_low, "
-        "figure_server and figure_temperature; or all.",
+        "figure_server and figure_temperature; or all. attacks: hostile clients against robust aggregation, not part of all.",
     ),
 ]
 ScaleName = Annotated[
@@ -47,7 +47,11 @@ Jobs = Annotated[
     ),
 ]
 Only = Annotated[
-    str | None, typer.Option(metavar="ALGORITHM,...", help="Run only these rows; tables show every finished run.")
+    str | None,
+    typer.Option(
+        metavar="ALGORITHM,...",
+        help="Run only these rows (of attacks: aggregation.robust, and attacks); tables show every finished run.",
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder; by default runs/reproduce-<scale>.")]
 Collect = Annotated[

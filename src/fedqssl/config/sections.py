@@ -74,10 +74,12 @@ class AggregationConfig(Section):
     """What the algorithm's weights are multiplied by, tensor by tensor. ``algorithm``: nothing. ``bits``: the precision of a
     client's update, so that few bits count less. ``agreement``: the cosine to the model before the round (L-DAWA). ``mask``: 1
     where a client of fewer bits moved an entry in the same direction as the clients of more bits, else 0 (after ProWD)."""
-    robust: Literal["none", "median", "trimmed", "krum", "clip"] = "none"
+    robust: Literal["none", "median", "trimmed", "krum", "clip", "fltrust", "embedding"] = "none"
     """What takes the place of the average, against hostile clients. ``none``: nothing. ``median``, ``trimmed``: of every entry,
     the median or the mean without the extreme fifths (Yin et al. 2018). ``krum``: the average without the fifth of the clients
-    that are farthest from the others (Blanchard et al. 2017). ``clip``: no step longer than the median (Sun et al. 2019)."""
+    that are farthest from the others (Blanchard et al. 2017). ``clip``: no step longer than the median (Sun et al. 2019).
+    ``fltrust``: steps count by their angle to the server's own on its buffer, compared within a bitwidth (Cao et al. 2021).
+    ``embedding``: clients whose models see the buffer's images unlike all others are left out (after Qian et al. 2024)."""
     max_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The most that a client's share of images may count where shares are weights: clients only claim how many images they have.
     What is cut off goes to the others, by their shares; 1 cuts nothing."""

@@ -205,7 +205,7 @@ def _client_json(client: ClientCost) -> dict[str, Any]:
 
 def round_work(config: RunConfig, clients: int) -> RoundWork:
     """The work of these clients and the server in a round of the configured algorithm."""
-    return get_algorithm(config.algorithm).work(config, config.participants(clients))
+    return get_algorithm(config.algorithm).round_work(config, config.participants(clients))
 
 
 def client_cost(config: RunConfig, sizes: Sizes, name: str, width: Bitwidth) -> ClientCost:

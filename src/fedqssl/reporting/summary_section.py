@@ -126,7 +126,7 @@ def server_work(run: RunData) -> str:
         asked = ":" in run.config.algorithm and not run.trust
         return f"unknown: the algorithm {'is imported only with --trust' if asked else 'can no longer be imported'}"
     c = run.config
-    work = run.algorithm.work(c, c.participants(max(len(run.clients), 1)))
+    work = run.algorithm.round_work(c, c.participants(max(len(run.clients), 1)))
     parts = []
     if work.dequantize_epochs is not None:
         parts.append(f"{_length(work.dequantize_epochs, work.dequantize_steps, 'de-quantization ')} per client")

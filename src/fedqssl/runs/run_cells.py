@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedqssl.data.registry import kept_datasets, load_dataset
@@ -128,7 +128,7 @@ def run_cells(
         return None
     by_name = {cell.name: cell for cell in left}
     if jobs is not None:
-        left = [Cell(c.name, c.config.model_copy(update={"workers": 1, "threads": 1})) for c in left]
+        left = [replace(c, config=c.config.model_copy(update={"workers": 1, "threads": 1})) for c in left]
     with kept_datasets():
         for spec, place in {(c.config.data, c.config.data_dir) for c in left}:
             load_dataset(spec, "test", place)  # data that are missing are one error here, not one in every cell

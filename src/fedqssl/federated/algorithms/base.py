@@ -8,7 +8,8 @@ from typing import Literal
 
 from torch import fx
 
-from fedqssl.federated.algorithms.work import Work, averaging
+from fedqssl.config import RunConfig
+from fedqssl.federated.algorithms.work import RoundWork, Work, averaging, with_checks
 from fedqssl.federated.client import Client, local_update
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.server.validate import Check, check_model
@@ -149,6 +150,10 @@ class Algorithm:
         if self.model_of is not None:
             return self.model_of(upload, received, bits, task)
         return read_payload(upload, bits, task) if self.check is check_model else None
+
+    def round_work(self, config: RunConfig, participants: int) -> RoundWork:
+        """The work of a round with what ``aggregation.robust`` adds to the algorithm's: training or passes on the buffer."""
+        return with_checks(config, self.work(config, participants))
 
 
 __all__ = ["Algorithm", "Arrived", "Round", "Server", "ServerOperators", "ServerState", "remembers_nothing"]

@@ -87,6 +87,16 @@ def on_one_model(config: RunConfig, work: RoundWork) -> RoundWork:
     return replace(work, buffer_epochs=epochs * work.participants, buffer_steps=steps)
 
 
+def with_checks(config: RunConfig, work: RoundWork) -> RoundWork:
+    """With the buffer's part in ``aggregation.robust``: ``fltrust`` trains a model on it, ``embedding`` shows it to all."""
+    robust, server = config.aggregation.robust, config.server
+    if robust == "fltrust":
+        if server.dequantize_epochs is None:
+            return replace(work, buffer_steps=work.buffer_steps + (server.steps or 0))
+        return replace(work, buffer_epochs=work.buffer_epochs + 1)
+    return replace(work, passes=work.passes + 1) if robust == "embedding" else work
+
+
 def without_clients(
     participants: int, requantize_epochs: int, union_epochs: int = 0, union_steps: int = 0
 ) -> RoundWork:
@@ -102,4 +112,4 @@ def without_clients(
     )
 
 
-__all__ = ["RoundWork", "ServerSteps", "Work", "averaging", "on_one_model", "without_clients"]
+__all__ = ["RoundWork", "ServerSteps", "Work", "averaging", "on_one_model", "with_checks", "without_clients"]

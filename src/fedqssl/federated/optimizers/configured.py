@@ -11,18 +11,25 @@ from fedqssl.federated.optimizers.agreement import with_weights_by_agreement
 from fedqssl.federated.optimizers.bits import with_weights_by_bits
 from fedqssl.federated.optimizers.clip import with_clip
 from fedqssl.federated.optimizers.ema import with_ema
+from fedqssl.federated.optimizers.embedding import with_embedding_check
 from fedqssl.federated.optimizers.fedexp import with_fedexp
+from fedqssl.federated.optimizers.fltrust import with_fltrust
 from fedqssl.federated.optimizers.krum import with_krum
 from fedqssl.federated.optimizers.mask import with_mask
 from fedqssl.federated.optimizers.measured import with_measured_statistics
 from fedqssl.federated.optimizers.median import with_median
 from fedqssl.federated.optimizers.momentum import with_momentum
 from fedqssl.federated.optimizers.trimmed import with_trimmed_mean
+from fedqssl.federated.server.validate import check_model
+from fedqssl.federated.task import SUPERVISED
 
 DEFAULT_LR = {"momentum": 1.0, "adam": 0.01, "fedexp": 3.0}
 WEIGHTS = {"bits": with_weights_by_bits, "agreement": with_weights_by_agreement, "mask": with_mask}
 
 ROBUST = {"median": with_median, "trimmed": with_trimmed_mean, "krum": with_krum, "clip": with_clip}
+"""Of the clients' models alone."""
+BY_BUFFER = {"fltrust": with_fltrust, "embedding": with_embedding_check}
+"""These also look at the uploads themselves and at the buffer, so that they take the whole algorithm."""
 
 
 def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
@@ -67,12 +74,27 @@ def _weighted(algorithm: Algorithm, config: RunConfig) -> Server:
             raise ConfigError(
                 f"aggregation.weights = {chosen!r} averages, which aggregation.robust replaces; choose one"
             )
-        return ROBUST[robust](algorithm.server)
+        return ROBUST[robust](algorithm.server) if robust in ROBUST else _by_buffer(algorithm, robust)
     if chosen == "algorithm":
         return algorithm.server
     if not (algorithm.has_clients and algorithm.federates):
         raise ConfigError(f"{algorithm.name} averages no clients' models, so aggregation.weights must stay 'algorithm'")
     return WEIGHTS[chosen](algorithm.server)
+
+
+def _by_buffer(algorithm: Algorithm, robust: str) -> Server:
+    """The server part with a word of ``BY_BUFFER``, where uploads can be read and the buffer's images can be trained on."""
+    if algorithm.model_of is None and algorithm.check is not check_model:
+        raise ConfigError(
+            f"{algorithm.name} does not say how its uploads are read (model_of), which aggregation.robust = {robust!r} needs"
+        )
+    if robust == "fltrust" and algorithm.objective == SUPERVISED:
+        raise ConfigError(
+            f"{algorithm.name} trains with labels, and the server's buffer has none, so aggregation.robust cannot be 'fltrust'"
+        )
+    if robust == "embedding" and algorithm.check is not check_model:
+        raise ConfigError(f"{algorithm.name}'s clients send no models, so aggregation.robust cannot be 'embedding'")
+    return BY_BUFFER[robust](algorithm)
 
 
 def _refined(server: Server) -> Server:

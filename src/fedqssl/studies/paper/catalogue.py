@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from fedqssl.federated.algorithms import get_algorithm
+from fedqssl.studies.attacks import ATTACKS
 from fedqssl.studies.paper import paper
 
 SUPERVISED = ("fed_avg", "fed_prox", "fed_paq")
@@ -98,7 +99,46 @@ class CostFigure:
         return f"{self.short[0].lower()}{self.short[1:]}, and local accuracy of Fed-QSSL"
 
 
-Experiment = Table | AblationFigure | CostFigure
+@dataclass(frozen=True)
+class AttackedRow(Row):
+    """A row with ``aggregation.robust`` whose clients are attacked by a fifth of them."""
+
+    robust: str = "none"
+    attack: str = "none"
+
+    @property
+    def method(self) -> str:
+        """What ``--only`` calls the server part: the word of ``aggregation.robust``, or the algorithm."""
+        return self.algorithm if self.robust == "none" else self.robust
+
+    @property
+    def title(self) -> str:
+        """The algorithm, or what takes the place of its average."""
+        return get_algorithm(self.algorithm).title if self.robust == "none" else f"{self.robust} of the same clients"
+
+
+@dataclass(frozen=True)
+class AttackTable:
+    """Server parts (rows) against attacks (columns), on embedded images; not part of ``all``."""
+
+    name: str
+    title: str
+    methods: tuple[tuple[str, str], ...]
+    attacks: tuple[str, ...]
+    precision: str = "config1"
+    scales: tuple[str, ...] = ("smoke", "small")
+
+    @property
+    def rows(self) -> tuple[AttackedRow, ...]:
+        """Every method under every attack."""
+        return tuple(
+            AttackedRow(algorithm, self.precision, robust=robust, attack=attack)
+            for algorithm, robust in self.methods
+            for attack in self.attacks
+        )
+
+
+Experiment = Table | AblationFigure | CostFigure | AttackTable
 
 
 CLIENTS = {
@@ -204,15 +244,47 @@ FIGURES: dict[str, AblationFigure | CostFigure] = {
     )
 }
 
-EXPERIMENTS: Mapping[str, Experiment] = {**TABLES, **FIGURES}
+_ROBUST = ("median", "trimmed", "krum", "clip", "fltrust", "embedding")
+
+ATTACK_TABLE = AttackTable(
+    "attacks",
+    "hostile clients, a fifth of all",
+    (
+        *(("fed_simclr", "none"), ("fed_qssl", "none"), ("fed_qssl_plus", "none")),
+        *(("fed_simclr", robust) for robust in _ROBUST),
+    ),
+    tuple(ATTACKS),
+)
+
+EXPERIMENTS: Mapping[str, Experiment] = {**TABLES, **FIGURES, ATTACK_TABLE.name: ATTACK_TABLE}
 
 
 def at_scale(experiment: Experiment, scale: str) -> bool:
     """Whether an experiment is run at this scale."""
-    return not isinstance(experiment, Table) or not experiment.scales or scale in experiment.scales
+    return not isinstance(experiment, Table | AttackTable) or not experiment.scales or scale in experiment.scales
+
+
+def words_of(experiment: Experiment) -> tuple[str, ...]:
+    """What ``--only`` may name: algorithms; of the attacks, server parts and attacks."""
+    if isinstance(experiment, AttackTable):
+        return tuple(dict.fromkeys([*(row.method for row in experiment.rows), *experiment.attacks]))
+    return tuple(row.algorithm for row in experiment.rows)
+
+
+def chosen(experiment: Experiment, only: frozenset[str] | None) -> tuple[Row, ...]:
+    """The rows that ``--only`` names. Of the attacks, server parts and attacks are chosen separately, all if none is named."""
+    if only is None:
+        return experiment.rows
+    if not isinstance(experiment, AttackTable):
+        return tuple(row for row in experiment.rows if row.algorithm in only)
+    attacks = only & set(experiment.attacks) or set(experiment.attacks)
+    methods = only & {row.method for row in experiment.rows} or {row.method for row in experiment.rows}
+    return tuple(row for row in experiment.rows if row.attack in attacks and row.method in methods)
 
 
 def datasets_of(experiment: Experiment) -> tuple[str, ...]:
-    """The paper's datasets that an experiment uses: its own, and CIFAR-100 for foreign buffers."""
+    """The paper's datasets that an experiment uses: its own, and CIFAR-100 for foreign buffers; attacks need none."""
+    if isinstance(experiment, AttackTable):
+        return ()
     foreign = any(row.foreign for row in experiment.rows)
     return (experiment.dataset, "cifar100") if foreign else (experiment.dataset,)

@@ -10,7 +10,17 @@ from fedqssl.config import load_config
 from fedqssl.config.keys import layered
 from fedqssl.runs.cells import Cell
 from fedqssl.runs.measured import Measured, measure, seeds_in
-from fedqssl.studies.paper.catalogue import DATASETS, EMBEDDED, AblationFigure, Experiment, Row
+from fedqssl.studies.attacks.engine import PREFIX, AttackedCell
+from fedqssl.studies.paper.catalogue import (
+    DATASETS,
+    EMBEDDED,
+    AblationFigure,
+    AttackedRow,
+    AttackTable,
+    Experiment,
+    Row,
+    chosen,
+)
 from fedqssl.studies.paper.scales import Scale
 
 AS_IN_THE_PAPER = {"evaluation.classifier": "sgd", "evaluation.probe": "fixed", "evaluation.controls": "none"}
@@ -67,6 +77,18 @@ class Plan:
         buffer = "-foreign" if row.foreign else ""
         return Cell(f"{label}-{row.precision}-{row.algorithm}{buffer}{point}-seed{seed}", config)
 
+    def attacked(self, row: AttackedRow, seed: int) -> AttackedCell:
+        """The run of a row of the attacks at a seed; the engine's name says which attack."""
+        base = self.scale.attacks
+        if base is None:
+            raise ValueError(f"attacks are not run at scale {self.scale.name}")
+        bits = self.scale.bits[row.precision]
+        changes = layered(
+            base.changes, {"algorithm": row.algorithm, "bits": list(bits), "clients": len(bits), "seed": seed}
+        )
+        changes |= {"aggregation.robust": row.robust, "engine": f"{PREFIX}{row.attack}"}
+        return AttackedCell(f"{base.label}-{row.method}-{row.attack}-seed{seed}", load_config(base.preset, changes))
+
     def points(self, figure: AblationFigure, seed: int) -> list[tuple[Row, float, Cell]]:
         """The cells of an ablation by row and the setting's value."""
         values = self.scale.points[figure.name]
@@ -78,7 +100,9 @@ class Plan:
 
     def cells(self, experiment: Experiment, seeds: Sequence[int], only: frozenset[str] | None = None) -> list[Cell]:
         """All cells of a table or figure; ``only``: of these algorithms."""
-        rows = [row for row in experiment.rows if only is None or row.algorithm in only]
+        rows = chosen(experiment, only)
+        if isinstance(experiment, AttackTable):
+            return [self.attacked(row, seed) for seed in seeds for row in rows if isinstance(row, AttackedRow)]
         if isinstance(experiment, AblationFigure):
             return [cell for seed in seeds for row, _, cell in self.points(experiment, seed) if row in rows]
         return [self.cell(experiment.dataset, row, seed) for seed in seeds for row in rows]

@@ -15,7 +15,18 @@ from fedqssl.runs.cells import Cell, CellError, claimed, read_result, state_of
 from fedqssl.runs.measured import seeds_in
 from fedqssl.runs.run_cells import run_cells
 from fedqssl.runs.text_table import Grid, to_csv, write_texts
-from fedqssl.studies.paper.catalogue import DATASETS, EXPERIMENTS, Experiment, Table, at_scale, datasets_of
+from fedqssl.studies.paper.attack_table import Attacked, fill_attacks
+from fedqssl.studies.paper.catalogue import (
+    ATTACK_TABLE,
+    DATASETS,
+    EXPERIMENTS,
+    AttackTable,
+    Experiment,
+    Table,
+    at_scale,
+    datasets_of,
+    words_of,
+)
 from fedqssl.studies.paper.figures import Plotted, plot
 from fedqssl.studies.paper.plan import Plan
 from fedqssl.studies.paper.scales import SCALES, Scale
@@ -80,13 +91,15 @@ def request(
     for name in names:
         if name not in here and name != "all":
             raise ValueError(f"{name} is not run at scale {scale}; experiments there: {', '.join(here)}")
-    wanted = here if "all" in names else list(dict.fromkeys(names))
+    every = [name for name in here if name != ATTACK_TABLE.name]  # a hundred runs that are not about the paper
+    wanted = list(dict.fromkeys(n for name in names for n in (every if name == "all" else [name])))
     experiments = tuple(EXPERIMENTS[name] for name in wanted)
-    algorithms = sorted({row.algorithm for e in experiments for row in e.rows})
+    words = sorted({word for e in experiments for word in words_of(e)})
     for name in only:
-        if name not in algorithms:
+        if name not in words:
+            what = "server part or attack" if wanted == [ATTACK_TABLE.name] else "algorithm"
             raise ValueError(
-                f"--only: no row has the algorithm {name!r}{nearest(name, algorithms)} (algorithms: {', '.join(algorithms)})"
+                f"--only: no row has the {what} {name!r}{nearest(name, words)} ({what}s: {', '.join(words)})"
             )
     needed = tuple(dict.fromkeys(name for e in experiments for name in datasets_of(e)))
     found = _data(data, needed)
@@ -99,6 +112,8 @@ def request(
 def _data(specs: Sequence[str], needed: Sequence[str]) -> dict[str, str]:
     """Where each of the paper's datasets is."""
     found: dict[str, str] = {}
+    if specs and not needed:
+        raise ValueError(f"attacks are run on embedded images; leave out --data {specs[0]}")
     for spec in specs:
         name, equals, place = spec.partition("=")
         if equals and name in DATASETS:
@@ -201,9 +216,11 @@ class _Writer:
         """Write the experiment's files from the finished cells, if any."""
         del self.waiting[experiment.name]
         with self._noted(experiment.name):
-            made: Filled | Plotted
+            made: Filled | Plotted | Attacked
             if isinstance(experiment, Table):
                 made = fill(experiment, self.wanted.plan, self.out)
+            elif isinstance(experiment, AttackTable):
+                made = fill_attacks(experiment, self.wanted.plan, self.out)
             else:
                 made = plot(experiment, self.wanted.plan, self.out)
             if not made.empty:

@@ -42,6 +42,7 @@ class Scale:
         algorithms: settings of single algorithms, by name: every baseline gets the tuning that Fed-QSSL gets, so one that
             needs another learning rate has it here, and the tables mention it.
         foreign: data of a buffer that is not from the clients' dataset, if the command line does not name CIFAR-100.
+        attacks: base configuration of the runs with hostile clients, if there are any at this scale.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Scale:
     points: Mapping[str, tuple[float, ...]]
     algorithms: Mapping[str, Settings] = field(default_factory=dict)
     foreign: str = "cifar100"
+    attacks: Base | None = None
 
 
 _TEN = {
@@ -69,6 +71,12 @@ _SECONDS = {
     **{"batch_size": 16, "workers": 1, "evaluation.probe_images": 100},
 }
 _TINY = Base("scenes", "smoke", _SECONDS)
+
+_ATTACKS: Settings = {
+    **{"fraction": 1.0, "rounds": 4, "local_steps": 6, "batch_size": 32, "server.steps": 6},
+    **{"evaluation.controls": "none", "evaluation.knn_every": 0, "workers": 1},
+}
+"""Quickstart's images and clients, all of them in every round: operators that compare clients need more than two."""
 
 _RESNET: Settings = {
     **{
@@ -106,6 +114,7 @@ SMOKE = Scale(
     _FOUR,
     {"figure3": (0.1, 0.5, 5), "figure4": (0.05, 0.1, 0.2), "figure5": (1, 2, 3), **_OWN},
     foreign="digits",
+    attacks=Base("attacks", "smoke", {**_SECONDS, "evaluation.controls": "none", "evaluation.knn_every": 0}),
 )
 SMALL = Scale(
     "small",
@@ -117,6 +126,7 @@ SMALL = Scale(
     _TEN,
     {"figure3": (0.1, 0.5, 5), "figure4": (0.02, 0.05, 0.1), "figure5": (1, 2, 3), **_OWN, "figure_server": (0, 1, 4)},
     {**_SUPERVISED, "fed_simsiam": {"lr": 0.4}, **_ONCE},
+    attacks=Base("attacks", "quickstart", _ATTACKS),
 )
 MEDIUM = Scale(
     "medium",
