@@ -151,6 +151,9 @@ def _go(
         typer.echo(f"stopped; {_how_to_go_on(folder)}")
         raise typer.Exit(INTERRUPTED) from None
     console.print(result.table())
+    from fedqssl.reporting import finished_report
+
+    typer.echo(finished_report(result.folder))
     typer.echo(f"results are in {result.folder}; start with {result.folder / 'summary.md'}")
 
 
