@@ -124,7 +124,8 @@ def _explained(result: RunResult) -> list[str]:
         "- **Local accuracy**: each client's own classifier, in its own bits, on its own held-out images.",
         "- **Untrained**, **best control**: what random weights, or the best method without pre-training, reach there.",
         f"- **Sent** and **received**: the models of all rounds; {total}, {down}.",
-        f"- **Protocol** `{result.protocol}` (seed {result.seed}) names settings and images; runs of one protocol compare.",
+        f"- **Protocol**: `{result.protocol}` stands for settings and images; runs that have it in common can be compared. "
+        f"The seed was {result.seed}.",
     ]
 
 
@@ -134,8 +135,8 @@ def _next_commands(result: RunResult) -> list[str]:
         "## Next",
         "",
         "```",
-        f"fedqssl report {folder}",
         f"fedqssl probe {folder} --client {client}",
         f"fedqssl export {folder} --client {client} --out {client}.fqssl",
+        f"fedqssl predict {client}.fqssl IMAGES_OR_FOLDER",
         "```",
     ]
