@@ -16,7 +16,7 @@ batch_size lr lr_schedule fraction min_clients buffer_ratio model width objectiv
 client_cpus deadline local_steps server.steps distill.temperature image_size evaluation.holdout group
 buffer buffer_images buffer_draw
 ssl.temperature server.dequantize_epochs server.requantize_epochs server.requantize_start server.lr
-server.optimizer server.momentum server.optimizer_lr
+server.threads server.optimizer server.momentum server.optimizer_lr
 server.ema aggregation.temperature aggregation.weights aggregation.robust aggregation.max_share aggregation.batch_norm
 lowbit.weights lowbit.rule
 lowbit.scale

@@ -81,6 +81,23 @@ def test_training_on_the_buffer_is_at_the_servers_rate_and_everywhere_at_the_cli
     ]
 
 
+@pytest.mark.parametrize(("setting", "inside"), [(None, 1), (2, 2)])
+def test_the_servers_threads_are_used_while_it_trains_one_model(setting, inside, monkeypatch):
+    seen = []
+
+    def fake(*arguments):
+        seen.append(torch.get_num_threads())
+        raise ValueError("stopped")
+
+    monkeypatch.setattr("fedqssl.federated.server.operators.fine_tune", fake)
+    context = tiny_context(images=80, **{"server.threads": setting})
+    with Pool(context) as pool:
+        operators = ServerOperators(context, pool, ROUND, LR, SERVER_LR, None)
+        with pytest.raises(ValueError, match="stopped"):
+            operators.train({}, "buffer", steps=1)
+        assert (seen, torch.get_num_threads()) == ([inside], 1)
+
+
 @pytest.mark.parametrize(
     ("settings", "models", "in_all", "each"),
     [

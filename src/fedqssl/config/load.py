@@ -21,7 +21,7 @@ else:
 RETIRED: dict[str, object] = {"client_gpus": 0.0}
 """Removed settings with their old defaults: files of older runs still list them."""
 _NOT_ACCURACY = (
-    *("data_dir", "devices", "seed", "threads", "workers", "track", "evaluation.knn_every"),
+    *("data_dir", "devices", "seed", "threads", "server.threads", "workers", "track", "evaluation.knn_every"),
     "evaluation.controls",
     *("engine", "client_cpus", "deadline"),
 )

@@ -54,6 +54,9 @@ class ServerConfig(Section):
     """Where the float copies of that fine-tuning start: at the aggregate, or at what its codes stand for."""
     lr: MaybePositive = None
     """Learning rate on the server; by default that of the clients."""
+    threads: MaybeCount = None
+    """Torch threads while the server trains one model (``fed_refine``, ``fed_qssl_plus``, ``server_only``, ``central``), when no
+    worker is busy; by default ``threads``. As with ``threads``, another number gives other bytes."""
     optimizer: Literal["none", "momentum", "adam", "fedexp"] = "none"
     """How the server uses the aggregate: adopt it, step towards it with momentum or Adam (Reddi et al. 2021), or step beyond it,
     the farther the more the clients' steps differ (FedExP, Jhunjhunwala et al. 2023)."""

@@ -19,7 +19,7 @@ from fedqssl.reporting.theme import Theme, bits_words, counted, percent, percent
 
 SECTIONS = 40
 """Each run has its own section up to this number of runs."""
-_NOT_A_DIFFERENCE = {"seed", "data_dir", "threads", "workers", "engine", "track"}
+_NOT_A_DIFFERENCE = {"seed", "data_dir", "threads", "server.threads", "workers", "engine", "track"}
 
 
 def differences(runs: Sequence[RunData]) -> list[str]:

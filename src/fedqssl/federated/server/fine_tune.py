@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -37,6 +38,17 @@ def fine_tune(
     opt = LowBitSGD(full, lr) if steps else None
     losses = train_steps(full, opt, images, task, draws, steps or task.steps(len(images)), None, done, loss_of)
     return {**state, **read_state(full)}, losses[-1]
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """So many threads of torch inside, as many as before afterwards; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @torch.no_grad()

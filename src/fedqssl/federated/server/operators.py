@@ -14,7 +14,7 @@ from torch import Tensor
 from fedqssl.config import RunConfig
 from fedqssl.evaluation.features import extract_features
 from fedqssl.federated.server.dequantize import dequantize, steps_each
-from fedqssl.federated.server.fine_tune import fine_tune, settle
+from fedqssl.federated.server.fine_tune import fine_tune, settle, torch_threads
 from fedqssl.federated.server.requantize import requantize
 from fedqssl.federated.state import State, read_payload
 from fedqssl.federated.task import Loss, Task
@@ -171,7 +171,8 @@ class ServerOperators:
         def tick(done: int) -> None:
             self.jobs.tick(f"training on {where}", done, count)
 
-        return fine_tune(state, images, task, purpose, count, lr, tick, loss)
+        with torch_threads(self.context.config.server.threads):
+            return fine_tune(state, images, task, purpose, count, lr, tick, loss)
 
     def settle(self, state: State, evenly: int | None = None) -> State:
         """The same weights with batch-norm statistics of the buffer: a moving average, or of so many batches alone."""
