@@ -88,7 +88,7 @@ _RESNET: Settings = {
         "local_epochs": 1,
     },
     **{"server.dequantize_epochs": 1, "server.requantize_epochs": 1, "buffer_ratio": 0.05, "lr": 0.8},
-    **{"lowbit.scale": "round", "server.requantize_start": "codes"},
+    **{"lowbit.scale": "round", "server.requantize_start": "codes", "server.threads": None},
 }
 """The recipe of the cells of scale ``small``; the preset ``cifar10-small`` has found a better one since."""
 
