@@ -15,8 +15,9 @@ KEYS = """data data_dir on_bad devices clients bits partition beta classes_per_c
 batch_size lr lr_schedule fraction min_clients buffer_ratio model width objective algorithm seed threads workers engine track
 client_cpus deadline local_steps server.steps distill.temperature image_size evaluation.holdout group
 buffer buffer_images buffer_draw
-ssl.temperature server.dequantize_epochs server.requantize_epochs server.requantize_start server.lr
-server.threads server.optimizer server.momentum server.optimizer_lr
+ssl.temperature ssl.momentum
+server.dequantize_epochs server.requantize_epochs server.requantize_start server.lr server.threads
+server.optimizer server.momentum server.optimizer_lr
 server.ema aggregation.temperature aggregation.weights aggregation.robust aggregation.max_share aggregation.batch_norm
 lowbit.weights lowbit.rule
 lowbit.scale

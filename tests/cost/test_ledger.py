@@ -198,6 +198,22 @@ def test_who_needs_what_was_received_keeps_a_copy(algorithm, keeps):
     assert memory.optimizer + frame == pytest.approx(measured, rel=0.1)
 
 
+def test_a_target_network_is_held_and_passed_through():
+    """A second copy of the model in the client's bits, one more pass of the views; none where nothing is trained."""
+    words = "server.dequantize_epochs=0", "objective=byol"
+    found, plain = ledger(config(*words), SIZES, measure_seconds=0.2), ledger(config("objective=simsiam"), SIZES)
+    for bits in (4, 8, 32):
+        memory, one = found.bitwidths[bits].memory(32), found.bitwidths[bits].operations(32)
+        assert memory.optimizer == memory.weights > plain.bitwidths[bits].memory(32).weights  # a wider predictor
+        assert one.forward == 2 * found.bitwidths[bits].forward(64) and one.backward > one.forward / 2
+        check = found.check(bits)
+        assert check.formula.optimizer == pytest.approx(check.measured.optimizer, rel=0.02)
+        assert check.formula.activations == pytest.approx(check.measured.activations, rel=0.05)
+    step = found.bitwidths[32]
+    assert found.server.dequantize == 2 * 2 * step.forward(64) and step.operations(32).objective == 0
+    assert plain.clients["client-00"].memory.optimizer == 0
+
+
 def test_the_algorithm_says_what_is_trained_and_sent(monkeypatch):
     """One that the ledger has never heard of, with a loss, an upload and work of its own."""
     own = Algorithm(

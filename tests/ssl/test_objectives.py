@@ -42,7 +42,7 @@ def test_a_step_lowers_the_loss(name, bits):
 def test_every_layer_learns_and_travels(name):
     model = model_for(name, 4)
     opt = LowBitSGD(model, lr=0.3)
-    assert len(opt.weights) == {"simclr": 6, "simsiam": 8, "dcl": 6, "vicreg": 7}[name]
+    assert len(opt.weights) == {"simclr": 6, "simsiam": 8, "dcl": 6, "vicreg": 7, "byol": 8}[name]
     OBJECTIVES[name].loss(model(torch.rand(16, 3, 16, 16)), 0.5).backward()
     assert all(weight.gradient is not None for weight in opt.weights.values())
     opt.step()

@@ -193,6 +193,19 @@ def learning(
 
 
 @app.command()
+def classifier(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs; only read.")],
+    splits: Annotated[int, typer.Option(min=1, help="Splits of each client's images; the first is the run's own.")] = 5,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of 1 to 5 labels per class.")] = 10,
+    json: JsonFile = None,
+) -> None:
+    """Accuracy of devices' classifiers beside scikit-learn's, kNN and class means, on the features of runs (extra: data)."""
+    from fedqssl.studies.bench import classifier as bench
+
+    _show(bench.run(runs, splits, draws, typer.echo), json)
+
+
+@app.command()
 def imports(repeats: Repeats = 7, json: JsonFile = None) -> None:
     """Seconds to import the device runtime in a fresh process, and to import torch alone."""
     from fedqssl.studies.bench import imports as bench

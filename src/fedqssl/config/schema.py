@@ -113,7 +113,7 @@ class RunConfig(Section):
 
     algorithm: Word = "fed_qssl"
     """By name (``fedqssl list algorithms``)."""
-    objective: Literal["simclr", "simsiam", "dcl", "vicreg"] = "simclr"
+    objective: Literal["simclr", "simsiam", "dcl", "vicreg", "byol"] = "simclr"
     """Self-supervised objective (``fedqssl list objectives``)."""
     model: Word = "resnet18"
     """Backbone by name (``fedqssl list models``), or ``package.module:Class``."""

@@ -38,6 +38,8 @@ class SslConfig(Section):
 
     temperature: Positive = 0.5
     """tau of InfoNCE (Sec. 2)."""
+    momentum: Annotated[float, Field(ge=0, le=0.999)] = 0.99
+    """For ``objective=byol``: the share that its target network keeps of itself in each step; it starts each round anew."""
 
 
 class ServerConfig(Section):

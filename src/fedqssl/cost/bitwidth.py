@@ -31,6 +31,7 @@ from fedqssl.federated.task import Task
 from fedqssl.lowbit import LowBitSGD, LowBitWeight, to_bytes
 from fedqssl.lowbit.container import check_bytes
 from fedqssl.lowbit.policy import state_of
+from fedqssl.ssl.byol import TargetNetwork
 
 Say = Callable[[str], None]
 
@@ -134,13 +135,14 @@ class Bitwidth:
     def operations(self, images: int) -> BitOperations:
         """Bit operations of a step on ``images`` images, by formula."""
         views = images * VIEWS
-        return step_operations(self.trace, views, _objective(self.task, views, self.trace.outputs))
+        objective = _objective(self.task, views, self.trace.outputs)
+        return step_operations(self.trace, views, objective, self.task.has_target)
 
     def memory(self, images: int) -> Memory:
         """Memory of a step on ``images`` images, by formula."""
         views = images * VIEWS
         objective = _objective(self.task, views, self.trace.outputs)
-        return step_memory(self.trace, views, self.rule, self.keeps, objective)
+        return step_memory(self.trace, views, self.rule, self.keeps, objective, self.task.has_target)
 
     def training(self, images: int, steps: int) -> BitOperations:
         """Bit operations of so many steps over ``images`` images."""
@@ -205,6 +207,7 @@ class _Stepper:
         self.model, self.task, self.image = model.train(), task, image
         self.opt = LowBitSGD(model, 1e-3, rule=rule, proximal=0.01 if keeps == "proximal" else 0.0)  # type: ignore[arg-type]
         self.received = to_bytes(model) if keeps == "update" else b""
+        self.target = TargetNetwork(model, task.momentum) if task.has_target else None
         self.draws = torch.Generator().manual_seed(0)
         self.saved = self.gradients = 0
         # CPU seconds of one thread, so that other work on the machine does not count
@@ -220,7 +223,7 @@ class _Stepper:
         self.opt.zero_grad()
         began = self.clock()
         views = self.task.two_views(pixels, self.draws)
-        loss, self.saved = saved_bytes(lambda: _loss(self.task, self.model(views)), self.own())
+        loss, self.saved = saved_bytes(lambda: self._loss(views), self.own())
         torch.autograd.backward(loss)
         passed = self.clock() - began
         packed = (m.gradient for m in self.model.modules() if isinstance(m, LowBitWeight))
@@ -228,16 +231,25 @@ class _Stepper:
         self.gradients += sum(4 * p.grad.numel() for p in self.model.parameters() if p.grad is not None)
         return passed
 
+    def _loss(self, views: Tensor) -> Tensor:
+        outputs: Tensor = self.model(views)
+        if self.target is not None:
+            outputs = self.task.against_target(outputs, self.target(views))
+        return _loss(self.task, outputs)
+
     def update(self) -> float:
-        """Seconds of the optimiser's step."""
+        """Seconds of the optimiser's step, and of the target network's."""
         began = self.clock()
         self.opt.step()
+        if self.target is not None:
+            self.target.follow(self.model, self.opt.generator)
         return self.clock() - began
 
     def memory(self) -> Memory:
         """Bytes that the last step held."""
         held = sum(t.numel() * t.element_size() for t in self.own())
-        return Memory(held, self.saved, self.gradients, self.opt.state_bytes() + len(self.received))
+        besides = len(self.received) + (0 if self.target is None else self.target.nbytes)
+        return Memory(held, self.saved, self.gradients, self.opt.state_bytes() + besides)
 
 
 def _measure(stepper: _Stepper, budget: float, say: Say, warm: bool) -> MeasuredStep:

@@ -53,7 +53,7 @@ class Memory:
         weights: packed codes, scales, batch norm, biases, statistics.
         activations: kept for the backward pass, the objective's own tensors included.
         gradients: of all weights, between backward pass and update: packed codes, centres, floats.
-        optimizer: what the update rule keeps between steps.
+        optimizer: what is kept between steps besides: by the update rule, and the target network of objectives that have one.
         workspace: float views of the layer at work, in this implementation (an estimate; not part of ``total``).
     """
 
@@ -132,12 +132,17 @@ def product_operations(product: Product, views: int) -> BitOperations:
     return BitOperations(macs * w * a, macs * g * (a + w if product.input_gradient else a))
 
 
-def step_operations(trace: Trace, views: int, objective: ObjectiveCost = NO_OBJECTIVE) -> BitOperations:
-    """Bit operations of a training step on ``views`` views: the layers' sum, and the objective at 32 * 32."""
+def step_operations(
+    trace: Trace, views: int, objective: ObjectiveCost = NO_OBJECTIVE, target: bool = False
+) -> BitOperations:
+    """Bit operations of a training step on ``views`` views: the layers' sum, and the objective at 32 * 32.
+
+    With a ``target`` network the views go forward twice.
+    """
     total = BitOperations(objective=objective.macs * FLOAT * FLOAT)
     for product in trace.products:
         total += product_operations(product, views)
-    return total
+    return total + BitOperations(forward=total.forward) if target else total
 
 
 def weight_bytes(weight: WeightTensor) -> int:
@@ -165,17 +170,25 @@ def optimizer_bytes(weight: WeightTensor, rule: str, keeps: str = "") -> int:
 
 
 def step_memory(
-    trace: Trace, views: int, rule: str = "stored", keeps: str = "", objective: ObjectiveCost = NO_OBJECTIVE
+    trace: Trace,
+    views: int,
+    rule: str = "stored",
+    keeps: str = "",
+    objective: ObjectiveCost = NO_OBJECTIVE,
+    target: bool = False,
 ) -> Memory:
     """Memory of a training step on ``views`` views; ``rule`` and ``keeps`` as for :func:`optimizer_bytes`.
+
+    A ``target`` network is a second copy of all that the model holds, in the same bits.
 
     Kept for backward at s bits: the input codes of every product (s bits an entry, 8 for images; one copy however many layers
     read them), the clip mask of every activation (1 bit), batch norm's normalized input (``bn_saved_bits``). In floats: inputs
     of products, of batch norm and of activations, and the companded weights.
     """
-    copy = 4 * trace.floats if keeps else 0
+    model = sum(map(weight_bytes, trace.weights)) + 4 * trace.floats + trace.buffer_bytes
+    copy = (4 * trace.floats if keeps else 0) + (model if target else 0)
     return Memory(
-        weights=sum(map(weight_bytes, trace.weights)) + 4 * trace.floats + trace.buffer_bytes,
+        weights=model,
         activations=sum(s.nbytes(views) for s in trace.saved) + objective.saved_bytes,
         gradients=sum(map(gradient_bytes, trace.weights)) + 4 * trace.floats,
         optimizer=sum(optimizer_bytes(w, rule, keeps) for w in trace.weights) + copy,

@@ -232,8 +232,9 @@ def _server(clients: Mapping[str, ClientCost], sizes: Sizes, of: Mapping[int, Bi
     full, each, everyone = of[FLOAT], 0, sum(sizes.clients.values())
     steps = work.server_steps(full.task, sizes.buffer, everyone)
     if steps.dequantize is not None:
-        once = full.training(sizes.buffer, full.task.steps(sizes.buffer))
-        alone = once.forward + once.objective // 3  # a pass without updates: one of every three products
+        count, batch = full.task.steps(sizes.buffer), full.task.batch(sizes.buffer)
+        once = full.training(sizes.buffer, count).objective
+        alone = full.forward(VIEWS * batch) * count + once // 3  # a pass without updates: one of every three products
         each = full.training(sizes.buffer, steps.dequantize).total or alone
     distinct = sorted({c.bits for c in clients.values()} - {FLOAT})
     train = full.training(sizes.buffer, steps.buffer).total + full.training(everyone, steps.union).total

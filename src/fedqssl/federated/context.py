@@ -173,6 +173,7 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
         classifier=config.evaluation.classifier,
         features="pooled" if objective == SUPERVISED else config.features,
         image_size=config.image_size,
+        momentum=config.ssl.momentum,
     )
 
 

@@ -87,7 +87,7 @@ class Job:
         lengths = [length for length in (job.epochs, job.steps) if length is not None]
         if len(lengths) != 1:
             raise JobError("the job needs a number of epochs or of steps, and not both")
-        sized = 1 <= job.task.image_size <= MAX_IMAGE_SIZE
+        sized = 1 <= job.task.image_size <= MAX_IMAGE_SIZE and 0 <= job.task.momentum < 1
         if job.round_number < 0 or lengths[0] < 1 or job.task.batch_size < 2 or job.task.width < 1 or not sized:
             raise JobError("the job's numbers are out of range")
         return job

@@ -19,6 +19,7 @@ from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
 from fedqssl.models.features import Features, features_of
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import IMAGE_SIZE, build_model
+from fedqssl.ssl.byol import TargetNetwork
 from fedqssl.ssl.objectives import get_objective
 from fedqssl.ssl.views import ViewConfig, two_views
 
@@ -45,6 +46,7 @@ class Task:
     classifier: ClassifierKind = "sgd"
     features: Features = "pooled"
     image_size: int = IMAGE_SIZE
+    momentum: float = 0.99
 
     @property
     def supervised(self) -> bool:
@@ -94,6 +96,16 @@ class Task:
             return F.cross_entropy(outputs, labels.repeat(2))
         return get_objective(self.objective).loss(outputs, self.temperature)
 
+    @property
+    def has_target(self) -> bool:
+        """Whether training needs a target network, a second copy of the model."""
+        return not self.supervised and get_objective(self.objective).against is not None
+
+    def against_target(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """What the loss reads, of the outputs of the network and of its target network."""
+        against = get_objective(self.objective).against
+        return outputs if against is None else against(outputs, target)
+
 
 @functools.lru_cache(maxsize=16)
 def _prototype(task: Task, bits: int) -> fx.GraphModule:
@@ -140,24 +152,32 @@ def train_steps(
 
     Every epoch has a random order of its own; the last one ends with the last step. After every epoch ``done`` gets the
     number of steps so far. ``loss_of`` replaces the task's loss. Returns the mean loss of each epoch's worth of steps, counted
-    from the end: the last one is whole.
+    from the end: the last one is whole. A target network starts as a copy of the model and ends with the last step.
     """
+    model.train(opt is not None)
+    target = None
+    if opt is not None and loss_of is None and task.has_target:
+        target = TargetNetwork(model, task.momentum)
     if loss_of is None:
 
         def loss_of(outputs: Tensor, index: Tensor) -> Tensor:
             return task.loss(outputs, None if labels is None else labels[index])
 
-    model.train(opt is not None)
     losses: list[float] = []
     while len(losses) < steps:
         with _own_randomness(generator):
             for index in batches(len(images), task.batch_size, generator)[: steps - len(losses)]:
                 views = task.two_views(images[index], generator)
                 with torch.set_grad_enabled(opt is not None):
-                    loss = loss_of(model(views), index)
+                    outputs = model(views)
+                    if target is not None:
+                        outputs = task.against_target(outputs, target(views))
+                    loss = loss_of(outputs, index)
                 if opt is not None:
                     torch.autograd.backward(loss)
                     opt.step()
+                    if target is not None:
+                        target.follow(model, opt.generator)
                 losses.append(float(loss.detach()))
         done(len(losses))
     return _means(losses, task.steps(len(images)))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedqssl.imported import nearest
 from fedqssl.models.resnet import projector
+from fedqssl.ssl.byol import against_target, byol_heads, byol_loss
 from fedqssl.ssl.dcl import dcl
 from fedqssl.ssl.simclr import nt_xent
 from fedqssl.ssl.simsiam import SimSiamHeads, simsiam_loss
@@ -25,17 +26,25 @@ class Objective:
         heads: feature dimension -> a module from features (2N, dim) to one tensor (2N, d); rows i and i + N are the two views of
             image i. Encoder and heads are converted together.
         loss: (output of the heads, temperature) -> scalar.
+        against: for objectives with a target network (:class:`fedqssl.ssl.byol.TargetNetwork`): (output of the heads, that of the
+            target's) -> what the loss reads. Where nothing is trained, the loss reads the heads' own output.
     """
 
     name: str
     description: str
     heads: Callable[[int], nn.Module]
     loss: Callable[[Tensor, float], Tensor]
+    against: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def _simsiam(outputs: Tensor, temperature: float) -> Tensor:
     z, p = outputs.chunk(2, dim=1)
     return simsiam_loss(p, z)
+
+
+def _byol(outputs: Tensor, temperature: float) -> Tensor:
+    z, p = outputs.chunk(2, dim=1)
+    return byol_loss(p, z)
 
 
 def _vicreg(outputs: Tensor, temperature: float) -> Tensor:
@@ -52,6 +61,13 @@ OBJECTIVES: dict[str, Objective] = {
         Objective("dcl", "InfoNCE without the positive pair in its denominator", projector, dcl),
         Objective(
             "vicreg", "spread and uncorrelated features, no negatives; ignores ssl.temperature", expander, _vicreg
+        ),
+        Objective(
+            "byol",
+            "prediction of what a slowly moving copy says of the other view (ssl.momentum); ignores ssl.temperature",
+            byol_heads,
+            _byol,
+            against_target,
         ),
     )
 }

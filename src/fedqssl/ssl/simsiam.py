@@ -42,10 +42,13 @@ def simsiam_loss(p: Tensor, z: Tensor) -> Tensor:
 class SimSiamHeads(nn.Module):
     """Projector f and predictor g behind a feature extractor; one tensor out, so that it is traced and converted as a whole.
 
-    The projector ends in a batch norm and the predictor has a bottleneck of a quarter, as in Chen & He.
+    The projector ends in a batch norm and the predictor has a bottleneck of a quarter, as in Chen & He, unless
+    ``dim_predictor`` says how wide it is.
     """
 
-    def __init__(self, dim_in: int, dim_hidden: int = 128, dim_out: int = 128) -> None:
+    def __init__(
+        self, dim_in: int, dim_hidden: int = 128, dim_out: int = 128, dim_predictor: int | None = None
+    ) -> None:
         super().__init__()
         self.projector = nn.Sequential(
             nn.Linear(dim_in, dim_hidden, bias=False),
@@ -54,7 +57,7 @@ class SimSiamHeads(nn.Module):
             nn.Linear(dim_hidden, dim_out, bias=False),
             nn.BatchNorm1d(dim_out),
         )
-        bottleneck = max(dim_out // 4, 1)
+        bottleneck = max(dim_out // 4, 1) if dim_predictor is None else dim_predictor
         self.predictor = nn.Sequential(
             nn.Linear(dim_out, bottleneck, bias=False),
             nn.BatchNorm1d(bottleneck),
