@@ -89,7 +89,14 @@ def test_the_recorded_memory_bench():
         assert formula(model, images) == pytest.approx(row["saved_bytes"], rel=0.05), row
 
 
-@pytest.mark.parametrize("options", [LowBitOptions(weights="value"), LowBitOptions(activation_quantizer="tanh")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        LowBitOptions(weights="value"),
+        LowBitOptions(activation_quantizer="tanh"),
+        LowBitOptions(skip=("0.conv1", "0.bn1", "*.layer4.*")),
+    ],
+)
 @pytest.mark.parametrize("bits", [4, 32])
 def test_saved_bytes_of_other_readings(options, bits):
     model = to_lowbit(nn.Sequential(resnet18(width=8)).train(), Precision.for_bits(bits), options)

@@ -43,6 +43,16 @@ def weighted(wrap, before, parts, weights, bits, inside=lambda server: server):
     return found
 
 
+@pytest.mark.parametrize("wrap", [with_weights_by_bits, with_mask])
+def test_layers_in_floats_are_averaged_as_by_the_algorithm(wrap):
+    parts, p = {"two": [[0.9, 0.1]], "full": [[0.2, -0.4]]}, {"two": 0.5, "full": 0.5}
+    bits = {"two": 2, "full": 32}
+    plain = average({n: {"a.weight": torch.tensor(w)} for n, w in parts.items()}, p)["a.weight"]
+    skipped = weighted(lambda server: wrap(server, ("a",)), [[0.5, 0.5]], parts, p, bits)
+    assert torch.equal(skipped.aggregate["a.weight"], plain) and skipped.weights == p
+    assert not torch.equal(weighted(wrap, [[0.5, 0.5]], parts, p, bits).aggregate["a.weight"], plain)
+
+
 def test_weights_by_bits_by_hand():
     """Levels: tanh(x) / max|tanh(w)| with w = (atanh(0.5), -atanh(0.25)), the scale 0.5.
 

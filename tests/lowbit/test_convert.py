@@ -155,7 +155,7 @@ def test_skip_leaves_layers_in_floats_and_trains_them():
     before = model.get_submodule("classifier").weight.clone()
     train_once(model, torch.rand(4, 3, 16, 16))
     assert not torch.equal(before, model.get_submodule("classifier").weight)
-    with pytest.raises(ConversionError, match=r"no module.*clasifier"):
+    with pytest.raises(ConversionError, match=r"no layer .*clasifier"):
         to_lowbit(resnet18(width=8), FOUR, skip=["clasifier"])
 
 

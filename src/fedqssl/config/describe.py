@@ -76,6 +76,7 @@ def allowed(field: FieldInfo) -> str:
 
 
 _WORDS = {int: "whole number", float: "number", str: "text"}
+_WORDS_OF_LISTS = {int: "whole numbers", float: "numbers", str: "names"}
 _LIMITS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 
 
@@ -88,7 +89,8 @@ def _kinds(annotation: Any, limits: Sequence[Any]) -> list[str]:
     if origin in (typing.Union, types.UnionType):
         return [word for part in inner for word in (["none"] if part is type(None) else _kinds(part, limits))]
     if origin is tuple:
-        return ["list of whole numbers"]
+        entry = get_args(inner[0])[0] if get_origin(inner[0]) is typing.Annotated else inner[0]
+        return [f"list of {_WORDS_OF_LISTS[entry]}"]
     bounds = [f"{word} {found:g}" for name, word in _LIMITS for found in _bounds(limits, name)]
     return [", ".join([_WORDS.get(annotation, "path"), *bounds])]
 

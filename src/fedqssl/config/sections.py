@@ -93,6 +93,16 @@ class AggregationConfig(Section):
     client has a say in them."""
 
 
+def _names(value: object) -> object:
+    """On the command line, names have commas between them; ``none`` stands for no name at all."""
+    if not isinstance(value, str):
+        return value
+    return () if none(value) is None else tuple(part.strip() for part in value.strip("[] ").split(",") if part.strip())
+
+
+Names = Annotated[tuple[Word, ...], BeforeValidator(_names)]
+
+
 class LowBitConfig(Section):
     """Choices in low-bit training (``lowbit.*``); see ``LowBitOptions`` and ``LowBitSGD``."""
 
@@ -107,6 +117,9 @@ class LowBitConfig(Section):
     """Rounding of the weight update."""
     activation_clip: Positive = 4.0
     """c of the activation ``clip(z / c, 0, 1)``."""
+    skip: Names = ()
+    """Layers that stay in floats at every client and on the server, with everything inside them: names or patterns with commas
+    between them, like encoder.conv1,heads.*; a layer that has no low-bit counterpart must be among them."""
 
 
 class FedProxConfig(Section):

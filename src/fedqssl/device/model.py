@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -177,8 +176,8 @@ def _filled(manifest: Manifest, body: bytes, head: bytes, trust: bool) -> Device
 
 def _options(body: bytes) -> LowBitOptions:
     try:
-        return LowBitOptions(**json.loads(read_header(body)["options"]))
-    except (KeyError, ValueError, TypeError) as error:
+        return LowBitOptions.from_json(read_header(body)["options"])
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ContainerError(f"the model's description is not valid: {error}") from error
 
 

@@ -96,6 +96,10 @@ class GraphWriter:
             source = model.get_submodule(str(node.target))
             what += f" ({type(source).__name__})"
             write = next((write for kind, write in _MODULES.items() if isinstance(source, kind)), None)
+            if write is None and any(source.children()) and len(node.all_input_nodes) == 1:
+                given = found[node.all_input_nodes[0]]  # skipped as a whole (lowbit.skip): its own graph, in floats
+                inside = Value(self.floats(given), given.rank)
+                return self.append(fx.symbolic_trace(source), inside, f"{prefix}{node.target}.")
         if write is None:
             raise ValueError(f"the ONNX export has no counterpart of {what}; use --format fedqssl")
         return write(self, source, prefix + str(node.target), [found[a] for a in node.all_input_nodes])
@@ -205,8 +209,15 @@ def _same(w: GraphWriter, m: nn.Module, name: str, inputs: list[Value]) -> Value
     return inputs[0]
 
 
-def _full_conv(w: GraphWriter, m: FullConv2d, name: str, inputs: list[Value]) -> Value:
-    weight = w.constant(f"{name}.weight", effective_weight(m.weight, m.options, m.absorbed))
+def _float_weight(m: nn.Conv2d | nn.Linear) -> Tensor:
+    """What a layer computes with at full precision, or if it was skipped by the conversion (``lowbit.skip``)."""
+    return effective_weight(m.weight, m.options, m.absorbed) if isinstance(m, (FullConv2d, FullLinear)) else m.weight
+
+
+def _float_conv(w: GraphWriter, m: nn.Conv2d, name: str, inputs: list[Value]) -> Value:
+    if m.padding_mode != "zeros":
+        raise ValueError(f"the ONNX export knows no padding_mode {m.padding_mode!r} ({name}); use --format fedqssl")
+    weight = w.constant(f"{name}.weight", _float_weight(m))
     padding = m.padding
     if isinstance(padding, str):
         same = padding == "same"
@@ -215,8 +226,8 @@ def _full_conv(w: GraphWriter, m: FullConv2d, name: str, inputs: list[Value]) ->
     return Value(w._add_bias(name, y, m.bias, 2), 4)
 
 
-def _full_linear(w: GraphWriter, m: FullLinear, name: str, inputs: list[Value]) -> Value:
-    weight = w.constant(f"{name}.weight", effective_weight(m.weight, m.options, m.absorbed))
+def _float_linear(w: GraphWriter, m: nn.Linear, name: str, inputs: list[Value]) -> Value:
+    weight = w.constant(f"{name}.weight", _float_weight(m))
     return Value(w._add_bias(name, w.op("Gemm", w.floats(inputs[0]), weight, transB=1), m.bias, 0), 2)
 
 
@@ -235,6 +246,10 @@ def _clipped_relu(w: GraphWriter, m: ClippedReLU, name: str, inputs: list[Value]
     if m.options.activation_quantizer == "tanh":
         return Value(w.op("Tanh", w.op("Relu", z)), inputs[0].rank)
     return Value(w.op("Clip", z, w.number(0.0), w.number(m.options.activation_clip)), inputs[0].rank)
+
+
+def _relu(w: GraphWriter, source: Any, name: str, inputs: list[Value]) -> Value:
+    return Value(w.op("Relu", w.floats(inputs[0])), inputs[0].rank)
 
 
 def _pair(value: Any) -> list[int]:
@@ -306,8 +321,9 @@ _MODULES: dict[Any, Write] = {
     LowBitNorm: _lowbit_norm,
     RangeCodes: _range_codes,
     TanhCodes: _tanh_codes,
-    FullConv2d: _full_conv,
-    FullLinear: _full_linear,
+    nn.Conv2d: _float_conv,
+    nn.Linear: _float_linear,
+    nn.ReLU: _relu,
     ClippedReLU: _clipped_relu,
     (nn.BatchNorm1d, nn.BatchNorm2d): _batch_norm,
     (InputCodes, FeatureMark, nn.Identity, nn.Dropout, nn.Dropout2d): _same,
@@ -326,6 +342,7 @@ _FUNCTIONS: dict[Any, Write] = {
     torch.add: _sum,
     "add": _sum,
     F.adaptive_avg_pool2d: _global_pool,
+    **dict.fromkeys((torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_"), _relu),
     torch.cat: _cat,
     torch.concat: _cat,
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict
 
 import safetensors.torch
 import torch
@@ -56,7 +55,7 @@ def _describe(model: nn.Module) -> dict[str, str]:
         "bits": str(precision.weight),
         "activation_bits": str(precision.activation),
         "gradient_bits": str(precision.gradient),
-        "options": json.dumps(asdict(options), sort_keys=True),
+        "options": options.to_json(),
     }
 
 
@@ -186,8 +185,8 @@ def from_bytes(data: bytes, architecture: nn.Module, max_bytes: int = MAX_BYTES)
     header = read_header(data, max_bytes)
     try:
         precision = Precision(*(int(header[key]) for key in ("bits", "activation_bits", "gradient_bits")))
-        model = to_lowbit(architecture, precision, LowBitOptions(**json.loads(header["options"])))
-    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        model = to_lowbit(architecture, precision, LowBitOptions.from_json(header["options"]))
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ContainerError(f"the model's description is not valid: {error}") from error
     load_bytes(model, data, max_bytes)
     return model

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +18,15 @@ from torch import fx, nn
 from fedqssl.lowbit.fp32_layers import ClippedReLU, to_full
 from fedqssl.lowbit.layers import InputCodes, LowBitConv2d, LowBitLinear, LowBitNorm, RangeCodes, TanhCodes
 from fedqssl.lowbit.precision import LowBitOptions, Precision
+from fedqssl.lowbit.skip import skipped_modules
 
 _WEIGHTS = (nn.Conv2d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _RELU_FUNCTIONS = (torch.relu, torch.relu_, F.relu, F.relu_)
 _PICKING_FUNCTIONS = (torch.flatten, torch.reshape, F.max_pool2d, F.adaptive_max_pool2d, torch.max_pool2d)
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
+SHOWN = 4
+"""Layers that an error names."""
 
 
 class ConversionError(ValueError):
@@ -55,28 +59,30 @@ def to_lowbit(
         precision: bits of weights, activations and gradients; with ``Precision.for_bits(32)`` the result computes the same
             function without rounding.
         options: interpretations of the paper; the defaults are recommended.
-        skip: names of modules to leave in full precision, with everything inside them.
+        skip: names or patterns of modules to leave in floats, with everything inside them; added to those of ``options``.
 
     Raises:
         ConversionError: names every layer that cannot be converted, and why.
     """
-    skip = frozenset(skip)
-    unknown = sorted(name for name in skip if name not in dict(model.named_modules()))
-    if unknown:
-        raise ConversionError(f"skip names no module of the model: {', '.join(unknown)}")
+    options = options or LowBitOptions()
+    options = replace(options, skip=tuple(dict.fromkeys((*options.skip, *skip))))
+    try:
+        skipped = skipped_modules(model, options.skip)
+    except ValueError as error:
+        raise ConversionError(str(error)) from None
     model = copy.deepcopy(model).float()
     if isinstance(model, (*_WEIGHTS, *_NORMS)):
         model = nn.Sequential(model)  # a bare layer: tracing would look inside it
     try:
-        graph = _Tracer(skip).trace(model)
+        graph = _Tracer(skipped).trace(model)
     except Exception as error:
         raise ConversionError(
             f"the model's forward cannot be traced ({error}); remove data-dependent control flow, "
             "or convert its parts one by one"
         ) from error
     traced = fx.GraphModule(model, graph)
-    _check(traced, skip)
-    builder = _Builder(traced, precision, options or LowBitOptions(), skip)
+    _check(traced, skipped)
+    builder = _Builder(traced, precision, options, skipped)
     builder.convert()
     traced.meta["fedqssl"] = (precision, builder.options)  # for the container; deep copies keep it
     return traced
@@ -101,8 +107,10 @@ def _check(traced: fx.GraphModule, skip: frozenset[str]) -> None:
         elif node.op == "get_attr" and node.target in dict(traced.named_parameters()):
             problems.append(f"{node.target} (a parameter used directly)")
     if problems:
+        more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise ConversionError(
-            f"cannot convert {', '.join(problems)}; pass skip=[...] to leave modules in full precision"
+            f"no low-bit counterpart of {', '.join(problems[:SHOWN])}{more}; leave them in floats with lowbit.skip=NAME,... "
+            "(of to_lowbit: skip=[...])"
         )
 
 

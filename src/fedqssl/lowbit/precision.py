@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Literal
 
+from fedqssl.lowbit.skip import check_skip
 from fedqssl.quant.compand import COMPANDERS
 from fedqssl.quant.rounding import MAX_BITS, Rounding, check_rounding
 
@@ -61,6 +63,7 @@ class LowBitOptions:
             less than the activation's bits, between 2 and 8 (with the clip mask, 2s bits per activation are kept).
         gradient_rounding: ``nearest`` centre or ``stochastic`` between neighbours.
         quantize_input: the model's input is an image in [0, 1], taken as 8-bit codes.
+        skip: modules that stay in floats with everything inside them, by name or pattern (``heads.*``).
     """
 
     weights: Weights = "level"
@@ -70,6 +73,7 @@ class LowBitOptions:
     bn_saved_bits: int | None = None
     gradient_rounding: Rounding = "nearest"
     quantize_input: bool = True
+    skip: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.weights not in ("level", "value", "literal"):
@@ -83,7 +87,23 @@ class LowBitOptions:
         if self.bn_saved_bits is not None and self.bn_saved_bits not in HAT_STEPS:
             raise ValueError(f"bn_saved_bits must be 1..8, not {self.bn_saved_bits!r}")
         check_rounding(self.gradient_rounding)
+        check_skip(self.skip)
 
     def hat_bits(self, activation_bits: int) -> int:
         """Bits of the kept batch-norm input for activations of this many bits."""
         return self.bn_saved_bits or min(max(activation_bits - 1, 2), 8)
+
+    def to_json(self) -> str:
+        """As containers have it; ``skip`` only where something is skipped, so that all other bytes are those of before it."""
+        values = asdict(self)
+        return json.dumps({k: v for k, v in values.items() if k != "skip" or v}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> LowBitOptions:
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError, TypeError, RecursionError: the text is not what :meth:`to_json` makes.
+        """
+        values = json.loads(text)
+        return cls(**{**values, "skip": tuple(values.get("skip", ()))})

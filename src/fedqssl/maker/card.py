@@ -68,12 +68,16 @@ def run_card(
         "classifier fitted on": data_name(probe.settings.data) if probe.settings.data else "the client's own images",
     }
     card["bits"] |= {"input": 32 if precision.full else 8, "gradients (training)": precision.gradient}
+    weights = {role: [e for e in state_of(model).values() if e.role == role] for role in ("quantized", "averaged")}
+    in_floats = sum(e.shape.numel() for e in weights["averaged"] if len(e.shape) > 1)
+    if in_floats:
+        card["bits"] |= {"layers in floats": ", ".join(config.lowbit.skip), "weights in floats": in_floats}
     card["accuracy"]["global accuracy of the run"] = run.result.global_accuracy
     return {
         **card,
         "training": {**settings, "lowbit.weights": config.lowbit.weights},
         "cost": {
-            "weights": sum(e.shape.numel() for e in state_of(model).values() if e.role == "quantized"),
+            "weights": sum(e.shape.numel() for e in weights["quantized"]) + in_floats,
             "multiply-accumulates per image": sum(p.macs for p in products),
             "bit operations per image": sum(p.macs * p.weight_bits * p.input_bits for p in products),
             "bytes sent in training": client.bytes_up,

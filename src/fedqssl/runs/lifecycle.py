@@ -37,6 +37,7 @@ from fedqssl.runs.progress import Progress, Say, round_line
 from fedqssl.runs.result import RunResult
 from fedqssl.runs.round import first_checkpoint, play_round
 from fedqssl.runs.surroundings import changes, surroundings
+from fedqssl.runs.time_left import TimeLeft
 from fedqssl.runs.tracking import check_tracking, tracking
 
 
@@ -289,17 +290,20 @@ def play_to_end(context: Context, checkpoint: Checkpoint, equipment: Equipment) 
     fallen = any(_fallen(line) for line in before)
     if checkpoint.rounds_done:
         progress.say(f"resuming after round {checkpoint.rounds_done} of {config.rounds}")
-    began, first = time.monotonic(), checkpoint.rounds_done
+    first, time_left = checkpoint.rounds_done, TimeLeft()
+    for line in before:
+        time_left.saw(context, line)
     with tracking(config, folder, first, progress.say) as tracker:
         for round_number in range(first, config.rounds):
             progress.round(round_number + 1, config.rounds)
             context, checkpoint = equipment.arrivals(context, checkpoint)
+            began = time.monotonic()
             checkpoint, line = play_round(context, equipment.engine, equipment.pool, checkpoint, round_number)
             line["untrained_knn"] = untrained
             folder.append_metrics(line)
             folder.save(checkpoint)
-            left = (time.monotonic() - began) / (round_number + 1 - first) * (config.rounds - round_number - 1)
-            progress.say(round_line(line, config.rounds, left))
+            time_left.saw(context, line, time.monotonic() - began)
+            progress.say(round_line(line, config.rounds, time_left.left(context, round_number + 1)))
             _warn(line, progress)
             if not fallen and (warning := _fallen(line)):
                 progress.say(f"warning: {warning}")

@@ -13,9 +13,9 @@ LARGEST = 1e18
 """No figure of a run is larger: bytes of all rounds, seconds, losses."""
 _NUMBERS = (
     *("lr", "loss", "skipped_steps", "bytes_up", "bytes_down", "client_seconds", "server_seconds"),
-    *("knn", "untrained_knn"),
+    *("knn", "untrained_knn", "clients_wall_seconds"),
 )
-_BY_CLIENT = ("dequantize_loss", "weights")
+_BY_CLIENT = ("dequantize_loss", "weights", "training_seconds")
 _COLLAPSE = tuple(Collapse.__dataclass_fields__)
 
 

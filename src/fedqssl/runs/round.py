@@ -90,8 +90,8 @@ def play_round(
     rejected |= implausible
     after = _after(operators, before, _arrived(context, names, valid, sent))
     rejected |= after.round.rejected
-    seconds = [metrics.seconds for _, metrics in replies.values()]
-    spent = sum(seconds), time.monotonic() - server_began
+    seconds = {name: metrics.seconds for name, (_, metrics) in sorted(replies.items())}
+    spent = sum(seconds.values()), time.monotonic() - server_began
     received = {n: payload for n, (payload, _) in replies.items()}
     if not algorithm.federates:  # every client's model stays where it is
         sent, received = {}, {}
@@ -102,7 +102,9 @@ def play_round(
     line |= {"bytes_up": sum(map(len, received.values())), "bytes_down": sum(map(len, sent.values()))}
     line |= {"client_seconds": spent[0], "server_seconds": spent[1]}
     line |= {"round_rejected": after.kept} if after.kept else {}
-    line |= {"slowest_client_seconds": max(seconds, default=0.0), "clients_wall_seconds": server_began - began}
+    slowest = max(seconds.values(), default=0.0)
+    line |= {"slowest_client_seconds": slowest, "clients_wall_seconds": server_began - began}
+    line |= {"training_seconds": seconds}
     return checkpoint, line | _monitors(context, after.served, round_number + 1)
 
 

@@ -8,13 +8,13 @@ itself, ``d^2``. Clients then count by the inverse of their variance:
     f_k = d^2 / (d^2 + d c_k) = d / (d + c_k),    d = mean_i |l_i(w_agg) - l_i(w)|,    l(x) = tanh(x) / max|tanh(w)|
 
 for every weight tensor, with w the model before the round and w_agg the algorithm's average. What travels as floats (batch norm,
-biases) is not rounded and is averaged as by the algorithm, as is everything if all clients have the same bits. Our own formula,
+biases, layers in ``lowbit.skip``) is not rounded and is averaged as by the algorithm, as is everything if all clients have the same bits. Our own formula,
 from the paper's Assumption 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -43,9 +43,9 @@ def factors(
     return {n: d / (d + cell(bits[n])) for n in parts} if d > 0 else {}
 
 
-def with_weights_by_bits(server: Server) -> Server:
-    """The server part with weights by bits."""
-    return reweighted(server, NAME, factors)
+def with_weights_by_bits(server: Server, skip: Sequence[str] = ()) -> Server:
+    """The server part with weights by bits; ``skip`` names the layers that clients hold in floats."""
+    return reweighted(server, NAME, factors, skip)
 
 
 __all__ = ["cell", "factors", "with_weights_by_bits"]

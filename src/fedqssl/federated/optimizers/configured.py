@@ -24,8 +24,8 @@ from fedqssl.federated.server.validate import check_model
 from fedqssl.federated.task import SUPERVISED
 
 DEFAULT_LR = {"momentum": 1.0, "adam": 0.01, "fedexp": 3.0}
-WEIGHTS = {"bits": with_weights_by_bits, "agreement": with_weights_by_agreement, "mask": with_mask}
-
+BY_BITS = {"bits": with_weights_by_bits, "mask": with_mask}
+"""Ways of ``aggregation.weights`` that count rounding, which layers in floats do not have."""
 ROBUST = {"median": with_median, "trimmed": with_trimmed_mean, "krum": with_krum, "clip": with_clip}
 """Of the clients' models alone."""
 BY_BUFFER = {"fltrust": with_fltrust, "embedding": with_embedding_check}
@@ -79,7 +79,9 @@ def _weighted(algorithm: Algorithm, config: RunConfig) -> Server:
         return algorithm.server
     if not (algorithm.has_clients and algorithm.federates):
         raise ConfigError(f"{algorithm.name} averages no clients' models, so aggregation.weights must stay 'algorithm'")
-    return WEIGHTS[chosen](algorithm.server)
+    if chosen == "agreement":
+        return with_weights_by_agreement(algorithm.server)
+    return BY_BITS[chosen](algorithm.server, config.lowbit.skip)
 
 
 def _by_buffer(algorithm: Algorithm, robust: str) -> Server:

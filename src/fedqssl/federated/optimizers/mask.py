@@ -7,13 +7,13 @@ For every entry i of a weight tensor, a client counts only if it moved as the cl
 
 Clients of the most bits always count, so that entries on which the others disagree are theirs. An entry that did not move agrees
 with nothing. Where an algorithm averages models, ``d_k`` includes the rounding of what client k received; where it averages
-updates (Fed-Seq, Fed-QSSL+, FedPAQ), it does not. What travels as floats (batch norm, biases) is averaged as by the algorithm, as
-is everything if all clients have the same bits. Only the idea is ProWD's, which masks what a learned de-quantizer returns.
+updates (Fed-Seq, Fed-QSSL+, FedPAQ), it does not. What travels as floats (batch norm, biases, layers in ``lowbit.skip``) is
+averaged as by the algorithm, as is everything if all clients have the same bits. Only the idea is ProWD's, which masks what a learned de-quantizer returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,9 +40,9 @@ def factors(
     return found
 
 
-def with_mask(server: Server) -> Server:
-    """The server part with the mask."""
-    return reweighted(server, NAME, factors)
+def with_mask(server: Server, skip: Sequence[str] = ()) -> Server:
+    """The server part with the mask; ``skip`` names the layers that clients hold in floats."""
+    return reweighted(server, NAME, factors, skip)
 
 
 __all__ = ["factors", "with_mask"]

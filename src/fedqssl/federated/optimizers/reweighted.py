@@ -10,7 +10,7 @@ and q = p where all factors are 0. Statistics of batch norm and ranges of activa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,13 +19,21 @@ from torch import Tensor
 from fedqssl.federated.algorithms.base import Arrived, Round, Server, ServerOperators, ServerState
 from fedqssl.federated.state import State
 from fedqssl.lowbit.policy import is_statistic
+from fedqssl.lowbit.skip import is_skipped
 
 Factors = Callable[[Tensor, Mapping[str, Tensor], Mapping[str, float], Mapping[str, int]], dict[str, Tensor]]
 """Of one tensor: (w before the round, w_k, p_k, bits) -> f_k by client; nothing where the algorithm's average stays."""
 
 
-def reweighted(server: Server, setting: str, factors: Factors) -> Server:
-    """The server part whose parts are averaged with these factors; ``setting`` is the word for them in the configuration."""
+def reweighted(server: Server, setting: str, factors: Factors, skip: Sequence[str] = ()) -> Server:
+    """The server part whose parts are averaged with these factors.
+
+    Args:
+        server: the algorithm's.
+        setting: the word for the factors in the configuration.
+        factors: see :data:`Factors`.
+        skip: layers whose average stays the algorithm's, as ``lowbit.skip`` names them.
+    """
 
     def averaged(state: ServerState, arrived: Arrived, operators: ServerOperators) -> tuple[ServerState, Round]:
         state, found = server(state, arrived, operators)
@@ -34,7 +42,7 @@ def reweighted(server: Server, setting: str, factors: Factors) -> Server:
         w = dict(found.aggregate)
         weights: dict[str, State] = {n: {} for n in sorted(found.parts)}
         for key, before in operators.before().items():
-            if key not in w or is_statistic(key):
+            if key not in w or is_statistic(key) or is_skipped(key, skip):
                 continue
             parts = {n: found.parts[n][key].double() for n in weights if key in found.parts[n]}
             q = shares(found.weights, factors(before.double(), parts, found.weights, arrived.bits))
