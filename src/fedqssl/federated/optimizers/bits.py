@@ -8,8 +8,8 @@ itself, ``d^2``. Clients then count by the inverse of their variance:
     f_k = d^2 / (d^2 + d c_k) = d / (d + c_k),    d = mean_i |l_i(w_agg) - l_i(w)|,    l(x) = tanh(x) / max|tanh(w)|
 
 for every weight tensor, with w the model before the round and w_agg the algorithm's average. What travels as floats (batch norm,
-biases, layers in ``lowbit.skip``) is not rounded and is averaged as by the algorithm, as is everything if all clients have the same bits. Our own formula,
-from the paper's Assumption 1.
+biases, layers in ``lowbit.skip``) is not rounded and is averaged as by the algorithm, as is everything if all clients have the
+same bits. Our own formula, from the paper's Assumption 1.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ For every entry i of a weight tensor, a client counts only if it moved as the cl
 Clients of the most bits always count, so that entries on which the others disagree are theirs. An entry that did not move agrees
 with nothing. Where an algorithm averages models, ``d_k`` includes the rounding of what client k received; where it averages
 updates (Fed-Seq, Fed-QSSL+, FedPAQ), it does not. What travels as floats (batch norm, biases, layers in ``lowbit.skip``) is
-averaged as by the algorithm, as is everything if all clients have the same bits. Only the idea is ProWD's, which masks what a learned de-quantizer returns.
+averaged as by the algorithm, as is everything if all clients have the same bits. Only the idea is ProWD's, which masks what a
+learned de-quantizer returns.
 """
 
 from __future__ import annotations
