@@ -23,7 +23,9 @@ BEFORE_SKIP = (
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return SelfSupervisedNetwork(build_model("small_cnn", 4), nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 4)))
+    return SelfSupervisedNetwork(
+        build_model("small_cnn", 4), nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 4))
+    )
 
 
 def low(model: nn.Module) -> list[str]:
@@ -38,7 +40,9 @@ def test_names_and_patterns():
     assert skipped_modules(model, []) == frozenset()
     with pytest.raises(ValueError, match=r"no layer is called 'encoder.layer.0'; did you mean 'encoder.layers.0'\?"):
         skipped_modules(model, ["encoder.layer.0"])
-    with pytest.raises(ValueError, match=r"no layer is called 'qq'; layers are, for example, encoder.layers.0, heads.2"):
+    with pytest.raises(
+        ValueError, match=r"no layer is called 'qq'; layers are, for example, encoder.layers.0, heads.2"
+    ):
         skipped_modules(model, ["qq"])
 
 

@@ -167,7 +167,9 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
         temperature=config.ssl.temperature,
         batch_size=config.batch_size,
         seed=config.seed,
-        options=LowBitOptions(config.lowbit.weights, activation_clip=config.lowbit.activation_clip, skip=config.lowbit.skip),
+        options=LowBitOptions(
+            config.lowbit.weights, activation_clip=config.lowbit.activation_clip, skip=config.lowbit.skip
+        ),
         classes=classes,
         views=view_config(config.views),
         classifier=config.evaluation.classifier,

@@ -81,9 +81,9 @@ class TargetNetwork:
         """One step towards the model; ``generator`` is for stochastic rounding."""
         for mine, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
             mine.lerp_(theirs, 1 - self.momentum)
-        for mine, theirs in zip(_weights(self.model), _weights(model), strict=True):
-            y = self.momentum * _companded(mine) + (1 - self.momentum) * _companded(theirs)
-            mine.store(compand_pack(y, mine.bits, mine.m, IDENTITY, "stochastic", generator=generator), mine.m)
+        for weight, trained in zip(_weights(self.model), _weights(model), strict=True):
+            y = self.momentum * _companded(weight) + (1 - self.momentum) * _companded(trained)
+            weight.store(compand_pack(y, weight.bits, weight.m, IDENTITY, "stochastic", generator=generator), weight.m)
 
     @property
     def nbytes(self) -> int:
