@@ -132,7 +132,7 @@ def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
         names = sorted(c.name for c in clients if c.bits == bits)
         step = min(0.11, 0.64 / max(len(names) - 1, 1))
         places |= {name: i + step * (j - (len(names) - 1) / 2) for j, name in enumerate(names)}
-    note = "Each client's s-bit model on its own held-out images"
+    note = "Each client's own model, in its own bits, on its own held-out images"
     note += "; whiskers are Wilson intervals of one standard error." if len(clients) <= FEW else "."
     axis = {"x_form": lambda v: bits_words(theme.bits[round(v)]), "ticks": range(len(theme.bits))}
     figure = _scatter(clients, [places[c.name] for c in clients], theme, "bits", "bits", note, **axis)
