@@ -28,8 +28,10 @@ DECODING = 2
 _SHOWN_NAME = 200
 DESCRIPTION = """<!doctype html><html lang=en><meta charset=utf-8><title>fedqssl: description</title>
 <meta name=viewport content="width=device-width, initial-scale=1">
-<style>:root{{color-scheme:light dark}}body{{font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}}
-pre{{white-space:pre-wrap;overflow-wrap:anywhere}}</style>
+<style>:root{{color-scheme:light dark;--page:#fff;--ink:#1c2127;--link:#0b62a4}}
+@media(prefers-color-scheme:dark){{:root{{--page:#14171b;--ink:#e9ebee;--link:#6bb6f5}}}}
+body{{background:var(--page);color:var(--ink);font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}}
+a{{color:var(--link)}}pre{{white-space:pre-wrap;overflow-wrap:anywhere}}</style>
 <main><h1>Addresses</h1>{rows}<h2>Example</h2><pre>curl -F images=@cat.jpg '{base}predict?top=3'</pre>
 <p>Machine-readable: <a href=openapi.json>openapi.json</a></p></main></html>"""
 
