@@ -14,6 +14,9 @@ SMALL += ["evaluation.controls=none", "evaluation.knn_every=0", "evaluation.prob
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "ROUNDS", 2)
+    monkeypatch.setattr(
+        "fedqssl.maker.personal.probe_controls", lambda probe, data: {}
+    )  # most of the time of an export
     return tmp_path / "demo"
 
 
@@ -35,7 +38,7 @@ def test_a_demo_is_resumed_and_nothing_is_made_twice(small, capsys):
 def test_other_folders_are_refused(small, capsys):
     small.mkdir()
     (small / "diary.txt").write_text("mine")
-    assert "holds something else" in cli(capsys, "demo", "--out", small, code=2)
+    assert "exists and is not a demo" in cli(capsys, "demo", "--out", small, code=2)
     assert "is a file" in cli(capsys, "demo", "--out", small / "diary.txt", code=2)
     assert "key=value" in cli(capsys, "demo", "quickstart", "--out", small / "new", code=2)
     assert [path.name for path in small.iterdir()] == ["diary.txt"]

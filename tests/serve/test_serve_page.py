@@ -80,5 +80,5 @@ def test_the_page_says_which_classes_have_no_labels(browser, address):
     model = {"model": "small_cnn", "bits": 4, "client": "phone", "class_names": ["cat", "dog", "fish"], "card": card}
     page.route("**/model", lambda route: route.fulfill(json=model))
     page.goto(address)
-    page.locator("#about", has_text="2 of 3 classes: cat, fish. It has never seen an example of dog").wait_for()
+    page.locator("#about", has_text="2 of 3 classes: cat, fish. It has seen no example of dog").wait_for()
     page.close()

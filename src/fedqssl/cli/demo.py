@@ -69,7 +69,7 @@ def _check(out: Path, run: Path, settings: list[str]) -> None:
     if begun and settings:
         raise ValueError(f"the demo in {out} has begun with its own settings; leave yours out, or choose another --out")
     if not begun and out.is_dir() and any(out.iterdir()):
-        raise ValueError(f"{out} exists and holds something else than a demo; choose another folder with --out")
+        raise ValueError(f"{out} exists and is not a demo; choose another folder with --out")
 
 
 def _train(run: Path, settings: list[str]) -> None:
