@@ -52,7 +52,7 @@ AS_SMALL = {
 }
 """What a smaller preset does not make small."""
 GIVEN = {
-    "docs/ux-tasks.md": "import numpy as np\nimages = np.zeros((200, 32, 32, 3), dtype=np.uint8)\nlabels = np.arange(200) % 10\n",
+    "docs/ux-tasks.md": "import numpy as np\nimages = np.zeros((900, 32, 32, 3), dtype=np.uint8)\nlabels = np.arange(900) % 10\n",
     "docs/how-to/onnx.md": "import numpy as np\npixels = np.zeros((2, 3, 32, 32), dtype=np.uint8)\n",
 }
 """What a page's reader has."""
