@@ -10,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 import venv
 from pathlib import Path
@@ -166,13 +168,13 @@ def test_the_notebook_and_the_examples(python, folder):
     shutil.copytree(ROOT / "examples", folder / "examples")
     cells = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())["cells"]
     steps = [("python", "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
-    small = "import sys; sys.path.insert(0, 'examples'); few = dict(rounds=1, batch_size=16, workers=1, width=4)"
+    small = "import sys; sys.path.insert(0, 'examples'); few = dict(rounds=1, batch_size=16, workers=1)"
     calls = [
         "import rendered_signs; rendered_signs.main('signs', 4, 2)",
-        "import own_photos; own_photos.main('my-photos', 'out', model='small_cnn', **few)",
+        "import own_photos; own_photos.main('my-photos', 'out', model='small_cnn', width=4, **few)",
         "import own_backbone; own_backbone.main('runs/own', images=160, clients=2, bits=[4, 8], partition='iid', **few)",
         "import run_to_onnx; assert run_to_onnx.main('runs/own', 'x.onnx') >= 0.9",
-        "import own_bits; own_bits.main('bits', 'smoke', 0.5, partition='iid', **few)",
+        "import own_bits; own_bits.main('bits', 'smoke', 0.5, model='small_cnn', width=4, partition='iid', **few)",
         "import fedqssl; assert len(fedqssl.predict('x.fqssl', 'examples/pictures')) == 4",
     ]
     named = {re.match(r"import (\w+)", call)[1] for call in calls} - {"fedqssl"}
@@ -183,6 +185,18 @@ def test_the_notebook_and_the_examples(python, folder):
     perform(python, folder, [*steps, made, ("python", small), *(("python", call) for call in calls)])
 
 
+def asked(address: str, tries: int = 100) -> str:
+    """What is at an address; a server says where it is a moment before it listens."""
+    for left in reversed(range(tries)):
+        try:
+            return urllib.request.urlopen(address, timeout=300).read().decode()
+        except urllib.error.URLError:
+            if not left:
+                raise
+            time.sleep(0.2)
+    raise AssertionError(address)
+
+
 def answer(python: Path, folder: Path, words: list[str], paths: list[str]) -> list[str]:
     """What a server of ours answers, started by the installed command and stopped afterwards."""
     names = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONUNBUFFERED": "1"}
@@ -190,7 +204,7 @@ def answer(python: Path, folder: Path, words: list[str], paths: list[str]) -> li
     with subprocess.Popen(command, cwd=folder, env=names, stdout=subprocess.PIPE, text=True) as server:
         try:
             address = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())[0]
-            return [urllib.request.urlopen(address + path, timeout=300).read().decode() for path in paths]
+            return [asked(address + path) for path in paths]
         finally:
             server.terminate()
 
