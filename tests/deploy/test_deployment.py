@@ -11,8 +11,8 @@ import time
 import pytest
 
 from fedqssl.data.registry import load_dataset
-from fedqssl.deploy.control import collect
 from fedqssl.deploy.scaffold import own_key
+from fedqssl.deploy.status import collect
 from fleet_processes import PATIENCE, Processes, until
 from flower_pictures import CLIENTS, rounds_in_one_place, words
 from recording_proxy import RecordingProxy

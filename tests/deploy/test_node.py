@@ -17,7 +17,7 @@ from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, Pus
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
-from fedqssl.deploy import control, node, supervisor
+from fedqssl.deploy import connection, control, node, supervisor
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
 from fedqssl.deploy.keys import read_key
@@ -42,6 +42,7 @@ def restored(monkeypatch):
     monkeypatch.setenv("FLWR_HOME", os.environ["FLWR_HOME"])
     for name in ("POLL", "IDLE", "RETRY", "LONGEST"):
         monkeypatch.setattr(node, name, 0.001)
+    monkeypatch.setattr(connection, "PAUSES", (0.001,))
     yield
     signal.signal(signal.SIGTERM, before)
     logger.handlers[:], logger.level = handlers, level
@@ -81,7 +82,7 @@ class Server:
 def served(fleet, monkeypatch, server):
     """What the client said, and its log."""
     said = []
-    monkeypatch.setattr(node.FleetHttpClient, "from_server_address", lambda *words: server)
+    monkeypatch.setattr(connection.FleetHttpClient, "from_server_address", lambda *words: server)
     (fleet.client("car-1") / "state").mkdir()
     events = Events(fleet.client("car-1") / "log.jsonl")
     try:
@@ -140,10 +141,10 @@ def linked(fleet, monkeypatch):
             "ConfirmMessageReceived": [ConfirmMessageReceivedResponse()],
         }
         server, events = Server(**{**known, **answers}), Events(fleet.path / "log")
-        monkeypatch.setattr(node.FleetHttpClient, "from_server_address", lambda *words: server)
+        monkeypatch.setattr(connection.FleetHttpClient, "from_server_address", lambda *words: server)
         key = read_key(fleet.client("car-1") / "key")
-        connection = node.Connection(fleet, "car-1", key, events, lambda line: None)
-        link = node._Link(connection, lambda found, context: Message(RecordDict(), reply_to=found), events)
+        link_to = node.Connection(fleet, "car-1", key, events, lambda line: None)
+        link = node._Link(link_to, lambda found, context: Message(RecordDict(), reply_to=found), events)
         monkeypatch.setattr(link, "_get", link._get if "PullObject" in answers else lambda head, tree: head)
         link.answer(message, get_object_tree(message))
         sent = [request.messages_list[0] for name, request in server.asked if name == "PushMessages"]
@@ -154,7 +155,7 @@ def linked(fleet, monkeypatch):
 
 def test_a_message_that_cannot_be_got_is_answered_with_an_error(linked):
     sent, log = linked(PullObject=[PullObjectResponse(object_found=False)])
-    assert sent == ["the model could not be received or sent (ObjectPullError), see the client's log"]
+    assert sent == ["the model could not be received or sent (PartError), see the client's log"]
     assert "not delivered" in log
 
 
@@ -187,7 +188,7 @@ def kept(fleet, monkeypatch):
     wait = [sys.executable, "-c", "import sys; sys.stdin.buffer.readline(); sys.stdin.buffer.read()"]
     monkeypatch.setattr(supervisor.subprocess, "Popen", lambda command, **words: real(wait, **words))
     yield found
-    found._stop()
+    found._end_run("stopped")
 
 
 def state(fleet):
@@ -207,7 +208,7 @@ def test_an_order_waits_until_the_last_run_has_gone(fleet, kept):
     kept._watch()
     kept._obey()
     assert read_json(fleet.server / "status.json")["id"] == "2" and kept.child is not None
-    kept._stop()
+    kept._end_run("stopped")
     assert state(fleet) == "stopped"
 
 
@@ -239,17 +240,17 @@ def test_a_run_that_finishes_while_it_is_stopped_is_finished(fleet, kept):
         real(number)
 
     kept.child.send_signal = finish
-    kept._stop()
+    kept._end_run("stopped")
     assert state(fleet) == "finished"
 
 
-def test_a_run_that_systemd_ended_is_stopped(fleet, kept):
+def test_a_run_that_systemd_ended_is_interrupted(fleet, kept):
     write_json(fleet.server / "wanted.json", {"id": "1", "do": "start", "run": "a"})
     kept._obey()
     kept.child.terminate()
     kept.child.wait(60)
     kept._watch()
-    assert state(fleet) == "stopped"
+    assert state(fleet) == "interrupted" and kept.pending is None  # this process is told to stop, too
 
 
 def test_a_key_that_is_half_written_stays(fleet):

@@ -14,6 +14,7 @@ from fedqssl.data.registry import HOLDOUT, SPLITS, is_labeled, load_dataset
 from fedqssl.deploy.client_role import FleetClient
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, only_one
+from fedqssl.deploy.limits import Allowance
 from fedqssl.deploy.roster import MIN_IMAGES
 from fedqssl.deploy.scaffold import own_key
 from fedqssl.deploy.store import Store
@@ -31,6 +32,7 @@ def join(
     trust: bool,
     say: Callable[[str], None],
     group: Group = "none",
+    allowance: Allowance | None = None,
 ) -> None:
     """Take part until SIGTERM or Ctrl-C."""
     check_on_bad(on_bad)
@@ -61,7 +63,7 @@ def join(
         torch.set_num_threads(threads)
         from fedqssl.deploy.node import run_node
 
-        run_node(fleet, name, client_app(lambda context: client), events, say)
+        run_node(fleet, name, client_app(lambda context: client), events, say, allowance)
 
 
 def _check_known(fleet: Fleet, name: str) -> None:

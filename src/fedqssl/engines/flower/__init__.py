@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from fedqssl.data.pixels import MissingExtraError
 
+LARGEST = 8 << 20
+"""Bytes after which a log begins anew."""
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -37,7 +40,7 @@ def hush(log: Path | None = None) -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL if log is None else logging.WARNING)
     if log is not None:
         flower = logging.getLogger("flwr")
-        flower.handlers[:] = [logging.FileHandler(log)]
+        flower.handlers[:] = [RotatingFileHandler(log, maxBytes=LARGEST, backupCount=2, delay=True)]
         flower.propagate = False
 
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 
 from fedqssl.engines.engine import Replies
-from fedqssl.engines.flower.exchange import Exchange
+from fedqssl.engines.flower.exchange import NOBODY, Exchange, Watch
 from fedqssl.engines.flower.wire import (
     EVALUATE,
     QUERY,
@@ -33,7 +33,8 @@ class FlowerEngine:
         exchange: carries the messages; may be given later.
         tick: called with the number of replies received.
 
-    ``nodes`` are the clients that are connected, ``known`` what they reported when they joined.
+    ``nodes`` are the clients that are connected, ``known`` what they reported when they joined; ``watch`` hears who is awaited
+    in a round, and may limit it.
     """
 
     def __init__(self, context: Context, run: str, exchange: Exchange | None = None, tick: Tick = no_tick) -> None:
@@ -44,6 +45,7 @@ class FlowerEngine:
         self.known: dict[str, Capabilities] = {}
         self.unserved: dict[str, str] = {}
         self.unbelievable: dict[str, float] = {}
+        self.watch: Watch = NOBODY
 
     @property
     def exchange(self) -> Exchange:
@@ -89,7 +91,7 @@ class FlowerEngine:
         what = "clients" if kind == TRAIN else "evaluation"
         self.tick(what, 0, len(contents))
         arrived, failed = self.exchange.ask(
-            kind, contents, self.nodes, self.deadline, lambda done: self.tick(what, done, len(contents))
+            kind, contents, self.nodes, self.deadline, lambda done: self.tick(what, done, len(contents)), self.watch
         )
         found = {}
         for name in sorted(arrived):
