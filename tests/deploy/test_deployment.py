@@ -48,7 +48,7 @@ def deployment(tmp_path_factory, pictures):
     return Deployment(tmp_path_factory.mktemp("deployment"), pictures)
 
 
-def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pictures):
+def test_ctrl_c_stops_the_run_and_a_start_without_options_resumes_it(tmp_path, pictures):
     """Sent as a terminal does, to all processes of its group; the run waits for clients, of which there are none."""
     began = time.time()
     with Processes(tmp_path, pictures, CLIENTS) as processes:
@@ -65,13 +65,15 @@ def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pict
         finally:
             os.killpg(group.pid, signal.SIGINT)
         assert group.wait(PATIENCE) == 0
-        assert processes.state() == "stopped" and "Traceback" not in processes.said("group"), processes.said("group")
+        assert processes.state() == "interrupted" and "Traceback" not in processes.said("group"), processes.said(
+            "group"
+        )
         began = time.time()
         processes.launch("server", "-m", "fedqssl.cli.main", "deploy", "server", processes.fleet.path)
         until(lambda: processes.obeying(began), "the server serves again")
-        assert processes.start() == name
-        until(lambda: processes.state() == "waiting", "the run goes on")
-        assert processes.end("server") == 0 and processes.state() == "stopped"
+        until(lambda: processes.state() == "waiting", "the run is resumed by itself")
+        assert processes.start() == name  # to ask for it is not an error
+        assert processes.end("server") == 0 and processes.state() == "interrupted"
 
 
 def test_same_bytes_as_in_one_place(deployment, pictures):
@@ -98,6 +100,8 @@ def test_the_folder_is_a_run_like_any_other(deployment):
     data = read_run(deployment.run)
     assert [c.name for c in data.clients] == sorted(CLIENTS) and data.done == 2
     assert "global accuracy" in deployment.said["server"] and "round 2/2" in deployment.said["server"]
+    assert f"the report is {deployment.run / 'report.html'}" in deployment.said["server"]
+    assert "car-1" in (deployment.run / "report.html").read_text()
 
 
 def test_an_unregistered_client_is_refused(deployment):

@@ -265,7 +265,15 @@ def test_status_shows_who_and_what(fleet):
         "wire_sent": 10,
         "refused": None,
     }
-    for word in ("server up, 1 of 2 clients connected", "smoke-1: running, round 2 of 2", "car-1", "yes", "1 KiB", "4 KiB", "car-2 cannot take part: x"):
+    for word in (
+        "server up, 1 of 2 clients connected",
+        "smoke-1: running, round 2 of 2",
+        "car-1",
+        "yes",
+        "1 KiB",
+        "4 KiB",
+        "car-2 cannot take part: x",
+    ):
         assert word in shown, shown
     told = prometheus(values).splitlines()
     assert (

@@ -52,7 +52,9 @@ class Lines(Progress):
 
 
 @pytest.fixture
-def fleet(tmp_path):
+def fleet(tmp_path, monkeypatch):
+    """Without the time that drawing a report takes; ``test_deployment`` has a real one."""
+    monkeypatch.setattr(fleet_run, "finished_report", lambda folder: f"the report is {folder / 'report.html'}")
     make_fleet(tmp_path / "fleet", None, 9999, list(CLIENTS))
     return Fleet.open(tmp_path / "fleet")
 
@@ -102,6 +104,7 @@ def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fleet, pictures, tmp_pat
     shown = Lines()
     result = run_of(fleet, grid, pictures).play(shown)
     assert shown.lines[0] == "resuming after round 1 of 2" and result.global_accuracy is None
+    assert shown.lines[-1] == f"the report is {result.folder / 'report.html'}"
     now, _ = rounds_in_one_place(pictures, 2)
     assert RunFolder(fleet.runs / "smoke-1").latest().payloads == now.payloads
     status = collect(fleet)
@@ -172,7 +175,7 @@ def test_a_run_that_goes_on_waits_for_the_clients_it_had(fleet, pictures, tmp_pa
     grid.online = {"car-1"}
     threading.Timer(2, lambda: grid.online.update(CLIENTS)).start()
     run_of(fleet, grid, pictures).play(shown)
-    assert "waiting for clients: 1 of 3 are connected" in shown.lines
+    assert "waiting for clients: 1 of 3 connected; expected back: car-2, van-3" in shown.lines
     assert lines_of(fleet)[1]["rejected"] == {} and len(lines_of(fleet)[1]["weights"]) == 3
 
 

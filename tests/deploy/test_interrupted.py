@@ -189,7 +189,11 @@ class TestWatch:
         patience = Patience()
         patience.learn({"car-1": 40.0})
         watch = FleetWatch(
-            fleet, patience, lambda names, since: self.changed.append((names, since)), self.said.append, lambda: self.now
+            fleet,
+            patience,
+            lambda names, since: self.changed.append((names, since)),
+            self.said.append,
+            lambda: self.now,
         )
         watch.what = "round 2"
         watch.begin(["car-1", "van-3"])
@@ -230,7 +234,9 @@ def test_status_says_who_is_awaited(fleet, monkeypatch):
 
     about = {"run": "a", "state": "running", "round": 1, "rounds": 20, "awaited": ["van-3"]}
     write_json(fleet.server / "status.json", {**about, "awaited_since": time.time() - 90})
-    assert headline(collect(fleet)) == "server down; a: interrupted, 1 of 20 rounds done" and not awaited(collect(fleet))
+    assert headline(collect(fleet)) == "server down; a: interrupted, 1 of 20 rounds done" and not awaited(
+        collect(fleet)
+    )
     with only_one(fleet.server, "the server"):
         values = collect(fleet)
         assert headline(values) == "server up, 0 of 2 clients connected; a: running, round 2 of 20"

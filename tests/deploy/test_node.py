@@ -127,6 +127,84 @@ def test_a_server_that_is_away_is_no_refusal(fleet, monkeypatch, restored):
     assert "car-1 is connected" in server.said and "server back" in server.log
 
 
+def test_a_client_of_another_version_ends_with_the_servers_line(fleet, monkeypatch, restored):
+    line = "the client has fedqssl 1.0.0, but the server has 2.0.0; upgrade the client to fedqssl 2.0.0"
+    error = status(connection.UPGRADE)
+    error.response._content = json.dumps({"error": line}).encode()
+    with pytest.raises(FleetError, match=f"^127.0.0.1:9999 refuses car-1: {line}$"):
+        served(fleet, monkeypatch, Server(ActivateNode=[error]))
+
+
+def test_outside_its_hours_a_client_is_disconnected(fleet, monkeypatch, restored):
+    """It finishes what it has begun, leaves, and comes back."""
+    waits = iter([5.0, 3.0, 0.0, 0.0, 2.0, 2.0, 1.0, 0.0, 0.0])
+    monkeypatch.setattr(node.Allowance, "seconds_until_open", lambda self: next(waits))
+    server = served(fleet, monkeypatch, Server(PullMessages=[NOTHING, KeyboardInterrupt()]))
+    assert server.said.count("it is disconnected until then") == 2 and "retrying" not in server.said
+    assert server.count("ActivateNode") == 2 and server.count("DeactivateNode") >= 2
+
+
+def test_a_client_follows_the_fleets_new_address(fleet, monkeypatch, restored):
+    """While the old one cannot be reached: before it is connected, and after."""
+    addresses, real = [], node.Connection
+
+    def noted(found, *words):
+        addresses.append(found.address)
+        return real(found, *words)
+
+    monkeypatch.setattr(node, "Connection", noted)
+
+    class Moving(Server):
+        def __getattr__(self, name):
+            call = super().__getattr__(name)
+
+            def moves(request):
+                if name in ("ActivateNode", "PullMessages") and len(addresses) < 3:
+                    new = f"10.0.0.{len(addresses)}:1"
+                    if name == "PullMessages" or len(addresses) == 1:
+                        (fleet.path / "fleet.toml").write_text(f'address = "{new}"')
+                return call(request)
+
+            return moves
+
+    away = httpx.ConnectError("refused")
+    server = Moving(ActivateNode=[away, ActivateNodeResponse(node_id=7)], PullMessages=[away, KeyboardInterrupt()])
+    served(fleet, monkeypatch, server)
+    assert addresses == ["127.0.0.1:9999", "10.0.0.1:1", "10.0.0.2:1"]
+    assert "car-1 is connected to 10.0.0.2:1" in server.said
+
+
+def test_a_rate_is_kept_in_both_directions(fleet, monkeypatch):
+    spent = []
+    limits = SimpleNamespace(rate=SimpleNamespace(spend=spent.append))
+    server = Server(
+        PullObject=[PullObjectResponse(object_found=True, object_available=True, object_content=b"12345")],
+        PushObject=[PushObjectResponse(stored=True)],
+    )
+    monkeypatch.setattr(connection.FleetHttpClient, "from_server_address", lambda *words: server)
+    key = read_key(fleet.client("car-1") / "key")
+    to = connection.Connection(fleet, "car-1", key, Events(fleet.path / "log"), print, limits)
+    assert to.pull(1, "a") == b"12345"
+    to.push(1, "s", "b", b"123")
+    assert spent == [5, 3]
+
+
+def test_a_heart_beats_until_it_is_stopped_and_sooner_after_a_miss():
+    from fedqssl.deploy.heart import AGAIN, BEAT, INTERVAL, Heart
+
+    waited, arrives = [], iter([True, False, True])
+
+    def wait(seconds):
+        waited.append(seconds)
+        return len(waited) == 3
+
+    heart = Heart(lambda: next(arrives), wait)
+    heart.start()
+    heart._thread.join(20)
+    assert waited == [BEAT, AGAIN, BEAT] and not heart.beating
+    assert BEAT + AGAIN < INTERVAL  # one that was missed comes in time
+
+
 @pytest.fixture
 def linked(fleet, monkeypatch):
     """A message, and a link that answers it through a played server."""

@@ -24,7 +24,9 @@ def test_another_version_is_refused():
     assert refusal("a", Capabilities("a", 4, 10, 2, f"{major}.{minor}.99"), None) is None
     for other in (f"{major}.{int(minor) + 1}.0", f"{int(major) + 1}.{minor}.0"):
         why = refusal("a", Capabilities("a", 4, 10, 2, other), None)
-        line = f"the client has fedqssl {other}, but the server has {__version__}; upgrade the server to fedqssl {other}"
+        line = (
+            f"the client has fedqssl {other}, but the server has {__version__}; upgrade the server to fedqssl {other}"
+        )
         assert why == line
     assert "upgrade the client" in refusal("a", Capabilities("a", 4, 10, 2, ""), None)
 

@@ -122,7 +122,7 @@ def test_who_does_not_come_back_is_given_up(monkeypatch):
     grid, watch = DirectGrid(dict.fromkeys(NODES.values(), echo)), Seen(Patience(600))
     clock = Clock(monkeypatch, grid)
     grid.spoil[103] = gone
-    replies, failed = ask(grid, watch)
+    failed = ask(grid, watch)[1]
     assert failed == {"van-3": "it disconnected"} and 60 <= clock.now < 80
     watch.come_back = 0.0
     assert ask(grid, watch)[1] == {"van-3": "it disconnected"} and clock.now < 80

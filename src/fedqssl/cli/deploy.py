@@ -56,7 +56,9 @@ Resume = Annotated[
 ]
 Page = Annotated[
     str | None,
-    typer.Option(metavar="[HOST:]PORT", help="Show the fleet in the browser, on this machine only unless HOST is given."),
+    typer.Option(
+        metavar="[HOST:]PORT", help="Show the fleet in the browser, on this machine only unless HOST is given."
+    ),
 ]
 Group = Annotated[
     str | None, typer.Option(help="Bursts that stay together (docs/how-to/own-photos.md): none, prefix or folder.")
@@ -67,6 +69,13 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Se
 Wait = Annotated[bool, typer.Option("--wait", help="Show the run until it ends.")]
 New = Annotated[bool, typer.Option("--new", help="Start a new run even though the last one is not finished.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+AppFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")]
+AppPreset = Annotated[str, typer.Option("--preset", help="A preset or a TOML file.")]
+AppOut = Annotated[
+    Path | None, typer.Option("--out", help="Where its runs are kept, on the server; DIR/runs by default.")
+]
 
 
 def _check() -> None:
@@ -160,6 +169,19 @@ def renew(fleet: Folder, host: Host = None, port: Port = None) -> None:
 
     for line in scaffold.renew(Fleet.open(fleet), host, port):
         typer.echo(line)
+
+
+@app.command("flower-app")
+def flower_app(folder: AppFolder, preset: AppPreset = "quickstart", out: AppOut = None) -> None:
+    """Write a Flower app that carries our runs, for flwr run, SuperLinks and SuperNodes.
+
+    For example: fedqssl deploy flower-app my-app/ --preset quickstart
+    """
+    from fedqssl.deploy.flower_template import write_app
+
+    for path in write_app(folder, preset, out):
+        typer.echo(path)
+    typer.echo(f"start it with: flwr run {folder} --stream; README.md in it says more")
 
 
 @app.command()

@@ -80,7 +80,7 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
     if known is None:
         if preset is None:
             raise FleetError("there is no run to resume; start one with --preset")
-        name = _next(fleet.runs, Path(preset).stem)
+        name = next_name(fleet.runs, Path(preset).stem)
         write_atomically(fleet.runs / f"{name}.toml", to_toml(requested(preset, settings)).encode())
     elif preset is not None and to_toml(requested(preset, settings)) != _text(fleet, known):
         raise FleetError(
@@ -111,7 +111,8 @@ def _text(fleet: Fleet, name: str) -> str:
     return (fleet.runs / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _next(runs: Path, name: str) -> str:
+def next_name(runs: Path, name: str) -> str:
+    """The name of the next run of a preset: ``smoke-3``."""
     taken = [f.stem.removeprefix(f"{name}-") for f in runs.glob(f"{name}-*.toml")]
     return f"{name}-{max((int(n) for n in taken if n.isdecimal()), default=0) + 1}"
 

@@ -22,6 +22,7 @@ from fedqssl.deploy.watching import FleetWatch
 from fedqssl.engines.flower.engine import FlowerEngine
 from fedqssl.engines.flower.exchange import Exchange, ExchangeError
 from fedqssl.engines.flower.patience import Patience
+from fedqssl.engines.flower.wire import Capabilities
 from fedqssl.federated.context import Context
 from fedqssl.files import read_json_or_none as read_json
 from fedqssl.files import write_json
@@ -89,7 +90,7 @@ class FleetRun:
         run, context = self._identity(), images.context(self.config, self.roster)
         check_model(context)
         engine = FlowerEngine(context, run, self.exchange, shown.tick)
-        engine.watch = watch = FleetWatch(self.fleet, Patience(self.config.deadline), self._await, progress.say)
+        engine.watch = watch = self._watch(engine, progress)
         self._wait(engine, progress, before)
         done = self.folder.latest()
         if done is not None and done.rounds_done >= self.config.rounds:  # too late to join
@@ -130,6 +131,9 @@ class FleetRun:
             result = play_to_end(context, checkpoint, equipment)
         progress.say(finished_report(self.folder.path))
         return result
+
+    def _watch(self, engine: FlowerEngine, progress: Progress) -> FleetWatch:
+        return FleetWatch(self.fleet, Patience(self.config.deadline), self._await, progress.say)
 
     def _identity(self) -> str:
         """The run's own id, by which clients recognise a repeated round."""
@@ -201,17 +205,22 @@ class FleetRun:
         }
         for name, told in engine.discover(unknown, ANSWER).items():
             self.ask_again[name] = now + PATIENCE  # so that one who never answers does not hold up every round
-            why = told if isinstance(told, str) else refusal(name, told, self.roster.get(name))
-            if why is not None or isinstance(told, str):
-                if self.refused.get(name) != why:
-                    progress.say(f"warning: {name} cannot take part: {why}")
-                    self.events.note("client refused", client=name, why=why)
-                self.refused[name] = str(why)
-                continue
-            self.refused.pop(name, None)
-            engine.known[name] = self.roster[name] = told
-            self.events.note("client joined", client=name, bits=told.bits, images=told.samples, version=told.version)
+            self._take(engine, progress, name, told)
         engine.nodes = {name: node for name, node in here.items() if name in engine.known}
+
+    def _take(self, engine: FlowerEngine, progress: Progress, name: str, told: Capabilities | str) -> bool:
+        """Let a client take part if what it told, or why it told nothing, allows it; returns whether it may."""
+        why = told if isinstance(told, str) else refusal(name, told, self.roster.get(name))
+        if why is not None or isinstance(told, str):
+            if self.refused.get(name) != why:
+                progress.say(f"warning: {name} cannot take part: {why}")
+                self.events.note("client refused", client=name, why=why)
+            self.refused[name] = str(why)
+            return False
+        self.refused.pop(name, None)
+        engine.known[name] = self.roster[name] = told
+        self.events.note("client joined", client=name, bits=told.bits, images=told.samples, version=told.version)
+        return True
 
     def _await(self, names: list[str], since: float) -> None:
         """Tell ``deploy status`` and the report whom the round is waiting for."""

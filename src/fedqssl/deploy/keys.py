@@ -109,7 +109,9 @@ def _server_key(path: Path) -> PrivateKey:
     try:
         key = forms.load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError) as error:
-        raise FleetError(f"{path} cannot be read ({error}); run this where the fleet was made, or restore it") from error
+        raise FleetError(
+            f"{path} cannot be read ({error}); run this where the fleet was made, or restore it"
+        ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise FleetError(f"{path} is not an elliptic-curve key; restore the file that deploy init made")
     return key

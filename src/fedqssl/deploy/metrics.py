@@ -29,10 +29,16 @@ HELP = {
     "fedqssl_model_bytes": ("gauge", "Bytes of models in the current or last run, by direction."),
     "fedqssl_client_connected": ("gauge", "1 while the client is connected."),
     "fedqssl_client_awaited": ("gauge", "1 while the round is waiting for this client's update."),
-    "fedqssl_client_last_seen_seconds": ("gauge", "When the client's last request came, in seconds since 1970; 0: never."),
+    "fedqssl_client_last_seen_seconds": (
+        "gauge",
+        "When the client's last request came, in seconds since 1970; 0: never.",
+    ),
     "fedqssl_client_wire_received_bytes": ("counter", "Bytes of accepted requests since the server started."),
     "fedqssl_client_wire_sent_bytes": ("counter", "Bytes of responses since the server started."),
-    "fedqssl_client_rejected_updates": ("gauge", "Updates of this client in the current or last run that were not used."),
+    "fedqssl_client_rejected_updates": (
+        "gauge",
+        "Updates of this client in the current or last run that were not used.",
+    ),
 }
 """Kind and meaning of every metric."""
 

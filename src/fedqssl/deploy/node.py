@@ -30,6 +30,7 @@ from fedqssl.deploy.fleet import Fleet, FleetError, stop_like_ctrl_c
 from fedqssl.deploy.keys import read_key
 from fedqssl.deploy.limits import Allowance
 from fedqssl.engines.flower import hush
+from fedqssl.engines.flower.client import RAISED
 
 POLL, IDLE = 0.5, 3.0
 """Seconds between two polls for messages: shortly after the last one, and when idle."""
@@ -41,8 +42,6 @@ REFUSALS = 3
 """A key that was just added to the server's folder takes a second or two to be recognised."""
 MAX_OBJECTS = 1000
 """Pieces of a message: ours have six and one more for every 5 MiB."""
-RAISED = 2
-"""Flower's number for an error of the client's own code."""
 
 
 class QuietError(RuntimeError):
@@ -124,6 +123,7 @@ def _admit(to: Connection) -> bool:
             return True
         except httpx.HTTPStatusError as error:
             if error.response.status_code == UPGRADE:
+                to.events.note("refused", server=to.fleet.address, status=UPGRADE)
                 raise FleetError(f"{to.fleet.address} refuses {to.name}: {told(error.response)}") from error
             refused += error.response.status_code in REFUSED
             if refused >= REFUSALS:

@@ -117,7 +117,9 @@ def place(text: str) -> tuple[str, int]:
     """``8080``, ``0.0.0.0:8080`` or ``[::]:8080``: where the page listens; on this machine alone unless an address is given."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise FleetError(f"--page takes a port, like 8080, or an address and a port, like 192.168.1.5:8080, not {text!r}")
+        raise FleetError(
+            f"--page takes a port, like 8080, or an address and a port, like 192.168.1.5:8080, not {text!r}"
+        )
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -126,7 +128,11 @@ class PageProcess:
 
     def __init__(self, fleet: Fleet, where: str) -> None:
         host, port = place(where)
-        with bind(host, port) as sock:
+        try:
+            made = bind(host, port)
+        except OSError as error:
+            raise FleetError(f"--page {where} cannot be used; choose another port, or leave it out") from error
+        with made as sock:
             self.address = sock.getsockname()[:2]
             command = [sys.executable, "-m", "fedqssl.deploy.page"]
             self.child = subprocess.Popen(

@@ -69,7 +69,9 @@ def _check_address(host: str, port: int) -> None:
 
 def _fleet_toml(host: str, port: int) -> bytes:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    note = "# where clients reach the server; its certificate must be for this host: change it with fedqssl deploy renew"
+    note = (
+        "# where clients reach the server; its certificate must be for this host: change it with fedqssl deploy renew"
+    )
     return f'{note}\naddress = "{address}"\n'.encode()
 
 
@@ -79,13 +81,19 @@ def renew(fleet: Fleet, host: str | None, port: int | None) -> list[str]:
     wanted, wanted_port = host or now.strip("[]"), port or int(now_port)
     _check_address(wanted, wanted_port)
     hosts, authority = renew_certificates(fleet, wanted)
-    lines = [f"{fleet.server / 'server.crt'} is new, for {', '.join(hosts) or 'this machine'}; a running server uses it at once"]
+    lines = [
+        f"{fleet.server / 'server.crt'} is new, for {', '.join(hosts) or 'this machine'}; a running server uses it at once"
+    ]
     if host is not None or port is not None:
         write_atomically(fleet.path / "fleet.toml", _fleet_toml(wanted, wanted_port))
-        lines.append(f"the address is {Fleet.open(fleet.path).address} now; if the server listens elsewhere, start it again")
+        lines.append(
+            f"the address is {Fleet.open(fleet.path).address} now; if the server listens elsewhere, start it again"
+        )
         lines.append("copy fleet.toml to every client's machine; a running client uses it when the old address fails")
     if authority:
-        lines.append("ca.crt is new, too, because it ended soon: copy it to every client's machine before the old one ends")
+        lines.append(
+            "ca.crt is new, too, because it ended soon: copy it to every client's machine before the old one ends"
+        )
     return lines
 
 

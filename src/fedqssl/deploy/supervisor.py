@@ -128,7 +128,9 @@ class Supervisor(threading.Thread):
         done = run is None or is_finished(self.fleet, run) or not (self.fleet.runs / f"{run}.toml").is_file()
         again = self.resume and not done and self.tries < TRIES
         self.pending = run if again else None
-        self._state(run, INTERRUPTED, f"{why}; " + ("it is being resumed" if again else "resume it with deploy start"), again)
+        self._state(
+            run, INTERRUPTED, f"{why}; " + ("it is being resumed" if again else "resume it with deploy start"), again
+        )
 
     def _resume(self) -> None:
         """Resume the run that was interrupted."""

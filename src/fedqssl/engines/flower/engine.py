@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
 
 from fedqssl.engines.engine import Replies
-from fedqssl.engines.flower.exchange import NOBODY, Exchange, Watch
+from fedqssl.engines.flower.exchange import NOBODY, Exchange, ExchangeError, Watch
 from fedqssl.engines.flower.wire import (
     EVALUATE,
     QUERY,
@@ -64,6 +65,23 @@ class FlowerEngine:
             except WireError as error:
                 found[key] = str(error)
         return found
+
+    def meet(self, wanted: int, seconds: float) -> None:
+        """Wait for this many clients of a simulation, and find out which is behind which of Flower's ids: these change.
+
+        Raises:
+            ExchangeError: the transport ended, or there are not as many in time.
+            ChildProcessError: a client did not start.
+        """
+        end, ids = time.monotonic() + seconds, list[int]()
+        while len(ids := [*self.exchange.grid.get_node_ids()]) < wanted:
+            if not self.exchange.alive() or time.monotonic() > end:
+                raise ExchangeError(f"{len(ids)} of {wanted} clients are there")
+            time.sleep(0.05)
+        for key, found in self.discover({str(i): i for i in ids}, seconds).items():
+            if isinstance(found, str):
+                raise ChildProcessError(f"a simulated client did not start: {found}")
+            self.nodes[found.name], self.known[found.name] = int(key), found
 
     def train_clients(self, payloads: Mapping[str, bytes], job: Job) -> tuple[Replies, dict[str, str]]:
         """See :class:`fedqssl.engines.engine.Engine`."""
