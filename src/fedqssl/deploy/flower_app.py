@@ -75,7 +75,7 @@ def run_config(settings: Settings) -> RunConfig:
 # The client's side
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=8)
 def _own_client(name: str, bits: int, data: str, state: Path) -> FleetClient:
     """A client with its own images; kept for as long as Flower keeps this process."""
     holdout = HOLDOUT if is_labeled(data, "error") else 0.0
@@ -95,10 +95,10 @@ def client_of(context: Context) -> ClientProtocol:
         if "partition-id" not in node:
             raise FleetError('a SuperNode needs --node-config \'name="car-17" bits=4 data="folder:/photos"\'')
         return simulated_client(run_config(context.run_config), context)
-    name, bits = check_name(_text(node, "name")), parse_bits(int(node.get("bits") or 0))
+    name, (bits,) = check_name(_text(node, "name")), parse_bits(int(node.get("bits") or 0))
     torch.set_num_threads(int(node.get("threads") or 1))
     state = Path(_text(node, "state") or f"~/.fedqssl/{name}").expanduser()
-    return _own_client(name, bits[0] if isinstance(bits, tuple) else bits, _text(node, "data"), state)
+    return _own_client(name, bits, _text(node, "data"), state)
 
 
 def client_app_of_run() -> ClientApp:
