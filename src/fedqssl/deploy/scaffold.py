@@ -17,6 +17,10 @@ from fedqssl.files import write_atomically
 from fedqssl.listen import is_loopback
 
 
+PORT = 9443
+"""The server's port, unless another is given."""
+
+
 def _template(name: str) -> str:
     return files("fedqssl.deploy").joinpath("templates", name).read_text(encoding="utf-8")
 
@@ -43,7 +47,7 @@ def make_fleet(path: Path, host: str | None, port: int | None, clients: Sequence
         return made
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FleetError(f"{path} exists and is not a fleet folder; choose an empty or new folder")
-    return _make_new(path, host or "127.0.0.1", port or 9443, clients)
+    return _make_new(path, host or "127.0.0.1", port or PORT, clients)
 
 
 def _make_new(path: Path, host: str, port: int, clients: Sequence[str]) -> list[str]:
