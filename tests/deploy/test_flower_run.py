@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from test_flower_app import TINY_WORDS
 
 from fedqssl.deploy.fleet import Fleet
 from fedqssl.deploy.flower_template import write_app
@@ -19,7 +20,6 @@ from fedqssl.deploy.scaffold import make_fleet
 from fedqssl.engines.flower import QUIET
 from fleet_processes import free_port, until
 from flower_pictures import CLIENTS, rounds_in_one_place, words
-from test_flower_app import TINY_WORDS
 from tiny_run import known_run, model_bytes
 
 pytestmark = pytest.mark.slow
@@ -77,10 +77,8 @@ def flower(folder: Path):
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in with_home(found.home):
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(pid, number)
-                except ProcessLookupError:
-                    pass
             end = time.monotonic() + 30
             while with_home(found.home) and time.monotonic() < end:
                 time.sleep(0.2)
@@ -89,10 +87,14 @@ def flower(folder: Path):
 def test_flwr_run_in_simulation_has_the_bytes_of_a_run_in_process(tmp_path):
     write_app(tmp_path / "app", "smoke", tmp_path / "runs")
     with flower(tmp_path / "f") as found:
-        (found.home / "config.toml").write_text('[superlink]\ndefault = "sim"\n\n[superlink.sim]\naddress = ":local:"\n')
+        (found.home / "config.toml").write_text(
+            '[superlink]\ndefault = "sim"\n\n[superlink.sim]\naddress = ":local:"\n'
+        )
         nodes = "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=2"
         changed = f'settings="{TINY_WORDS}"'
-        said = found.run("flwr", "run", tmp_path / "app", "sim", "--stream", "--federation-config", nodes, "-c", changed)
+        said = found.run(
+            "flwr", "run", tmp_path / "app", "sim", "--stream", "--federation-config", nodes, "-c", changed
+        )
         run = tmp_path / "runs" / "smoke-1"
         until(lambda: (run / "result.json").exists(), f"the run ends: {said[-3000:]}", PATIENCE)
     assert model_bytes(run) == model_bytes(known_run().folder) != {}

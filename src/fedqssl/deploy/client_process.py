@@ -20,6 +20,7 @@ from fedqssl.deploy.scaffold import own_key
 from fedqssl.deploy.store import Store
 from fedqssl.engines.flower.client import client_app
 from fedqssl.models.registry import IMAGE_SIZE
+from fedqssl.units import counted
 
 
 def join(
@@ -46,7 +47,7 @@ def join(
 
     train, test = read(IMAGE_SIZE)
     if len(train) < MIN_IMAGES:
-        raise FleetError(f"{data} has {len(train)} training images; at least {MIN_IMAGES} are needed")
+        raise FleetError(f"{data} has {counted(len(train), 'training image')}; at least {MIN_IMAGES} are needed")
     made = own_key(fleet, name)  # last: on the server's machine, who has a key may connect
     home = fleet.client(name)
     with only_one(home, f"client {name}"):
@@ -54,7 +55,7 @@ def join(
         client = FleetClient(name, bits, train, test, Store(home / "state"), events, trust, read)
         if len(client.held) < MIN_IMAGES:
             raise FleetError(
-                f"{data} leaves {name} {len(client.held)} training images; at least {MIN_IMAGES} are needed"
+                f"{data} leaves {name} {counted(len(client.held), 'training image')}; at least {MIN_IMAGES} are needed"
             )
         if made:
             say(

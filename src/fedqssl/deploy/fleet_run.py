@@ -34,6 +34,7 @@ from fedqssl.runs.lifecycle import Logged, check_model, check_surroundings, envi
 from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import RunResult
 from fedqssl.runs.round import first_checkpoint, server_learning_rate
+from fedqssl.units import counted
 
 POLL = 0.5
 ANSWER = 60.0
@@ -167,7 +168,8 @@ class FleetRun:
         lr = server_learning_rate(self.config, min(checkpoint.rounds_done, self.config.rounds - 1))
         payloads = dict(checkpoint.payloads)
         for name in new:
-            progress.say(f"{name} joins with {self.roster[name].bits} bits and {self.roster[name].samples} images")
+            told = self.roster[name]
+            progress.say(f"{name} joins with {counted(told.bits, 'bit')} and {counted(told.samples, 'image')}")
             payloads[name] = first_model(context, checkpoint, self.roster[name].bits, lr)
         self._write_clients(context)
         return replace(checkpoint, payloads=payloads)

@@ -289,7 +289,7 @@ def pieces(content: bytes) -> int:
             return len(listed)
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
-    raise RefusedError("an array of its message is not written as Flower writes it")
+    raise RefusedError("an array of its message has an unknown form")
 
 
 def _push(path: str, body: bytes) -> Push | None:

@@ -21,7 +21,7 @@ from fedqssl.listen import bind
 from fedqssl.reporting.live import LivePage, server
 from fedqssl.reporting.page import build_report, render
 from fedqssl.reporting.theme import Theme, percent, plain
-from fedqssl.units import seconds_text
+from fedqssl.units import counted, seconds_text
 from fedqssl.watch_parent import end_with_parent
 
 NICENESS = 10
@@ -68,7 +68,7 @@ def _tiles(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     found = [
         ("loss", plain(last.get("loss")), f"round {last['round']}"),
         ("last round", seconds_text(took), f"server {seconds_text(last.get('server_seconds') or 0.0)}"),
-        ("updates not used", str(unused), f"in {len(lines)} rounds" if len(lines) > 1 else "in 1 round"),
+        ("updates not used", str(unused), f"in {counted(len(lines), 'round')}"),
     ]
     if measured:
         floor = measured[-1].get("untrained_knn")

@@ -22,6 +22,7 @@ from fedqssl.federated.state import read_payload
 from fedqssl.lowbit import to_bytes
 from fedqssl.models.registry import IMAGE_SIZE
 from fedqssl.runs.folder import Checkpoint
+from fedqssl.units import counted
 
 MIN_IMAGES = 2
 """A contrastive batch needs two images."""
@@ -45,9 +46,9 @@ def refusal(name: str, told: Capabilities, before: Capabilities | None) -> str |
             f"0 to {MAX_IMAGES} images are possible, not {told.samples} to train and {told.test_samples} to test"
         )
     if told.samples < MIN_IMAGES:
-        return plain(f"it has {told.samples} training images; at least {MIN_IMAGES} are needed")
+        return plain(f"it has {counted(told.samples, 'training image')}; at least {MIN_IMAGES} are needed")
     if before is not None and (told.bits, told.samples) != (before.bits, before.samples):
-        now, then = f"{told.bits} bits, {told.samples} images", f"{before.bits} bits, {before.samples} images"
+        now, then = (f"{counted(t.bits, 'bit')}, {counted(t.samples, 'image')}" for t in (told, before))
         return f"it has {now} now, but joined this run with {then}; start a new run"
     return None
 
@@ -72,7 +73,7 @@ class ServerImages:
         self.public = torch.cat([part.images for part in _both(data.buffer, data, size)])
         if len(self.public) < MIN_IMAGES:
             raise FleetError(
-                f"the buffer {data.buffer} has {len(self.public)} images; at least {MIN_IMAGES} are needed"
+                f"the buffer {data.buffer} has {counted(len(self.public), 'image')}; at least {MIN_IMAGES} are needed"
             )
         none = ImageSet(self.public[:0])
         self.train, self.test = none, none

@@ -16,7 +16,6 @@ from fedqssl.deploy.keys import make_certificates, make_key, renew_certificates,
 from fedqssl.files import write_atomically
 from fedqssl.listen import is_loopback
 
-
 PORT = 9443
 """The server's port, unless another is given."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from fedqssl.deploy.fleet import GOING, INTERRUPTED, Fleet
-from fedqssl.units import seconds_text
+from fedqssl.units import counted, seconds_text
 
 COLUMNS = ("client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up")
 
@@ -43,7 +43,7 @@ def collect(fleet: Fleet) -> dict[str, Any]:
 def headline(values: Mapping[str, Any]) -> str:
     """The server and its run in one line: ``server up, 2 of 3 clients connected; smoke-1 is running, round 2 of 20``."""
     run, there = values["run"], [client["connected"] for client in values["clients"].values()]
-    up = f"server up, {sum(there)} of {len(there)} clients connected" if values["serving"] else "server down"
+    up = f"server up, {sum(there)} of {counted(len(there), 'client')} connected" if values["serving"] else "server down"
     if not run["run"]:
         return f"{up}; no run yet"
     done, rounds = run["round"] or 0, run["rounds"]
@@ -52,7 +52,7 @@ def headline(values: Mapping[str, Any]) -> str:
     if run["state"] == "running":
         return f"{up}; {run['run']}: running, round {min(done + 1, rounds)} of {rounds}"
     state = "waiting for clients" if run["state"] == "waiting" else run["state"]
-    return f"{up}; {run['run']}: {state}, {done} of {rounds} rounds done"
+    return f"{up}; {run['run']}: {state}, {done} of {counted(rounds, 'round')} done"
 
 
 def awaited(values: Mapping[str, Any]) -> str:
