@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -18,6 +21,14 @@ from flower_pictures import CLIENTS, rounds_in_one_place, words
 from recording_proxy import RecordingProxy
 
 
+def page(address: str) -> str:
+    try:
+        with urllib.request.urlopen(address, timeout=60) as reply:
+            return reply.read().decode()
+    except urllib.error.URLError:
+        return ""
+
+
 class Deployment:
     """What the run left behind."""
 
@@ -26,7 +37,7 @@ class Deployment:
             self.fleet = processes.fleet
             own_key(processes.fleet, "stranger")
             (processes.fleet.client("stranger") / "key.pub").rename(folder / "stranger.pub")  # the server never sees it
-            processes.server("--eval", f"folder:{pictures}/eval")
+            processes.server("--eval", f"folder:{pictures}/eval", "--page", "0")
             for name, bits in CLIENTS.items():
                 processes.client(name, bits, "--server", proxy.address)
             words_ = "--name", "stranger", "--bits", "4", "--data", f"folder:{pictures}/car-1"
@@ -37,6 +48,9 @@ class Deployment:
             self.stranger = processes.running.pop("stranger").wait(PATIENCE), processes.said("stranger")
             until(lambda: collect(self.fleet)["clients"]["car-1"]["last_seen"], "the status is written")
             self.status = collect(self.fleet)
+            where = re.search(r"the fleet's page is (http://127.0.0.1:\d+);", processes.said("server"))[1]
+            until(lambda: page(f"{where}/"), "the page is there")
+            self.pages = {path: page(where + path) for path in ("/", "/run", "/metrics")}
             self.shown = processes.command("status", processes.fleet.path).stdout
             self.ends = {name: processes.end(name) for name in [*CLIENTS, "server"]}
             self.said = {name: processes.said(name) for name in [*CLIENTS, "server"]}
@@ -140,6 +154,14 @@ def test_status_tells_who_took_part(deployment):
         assert client["connected"] and client["bits"] == bits and client["bytes_up"] > 0 and client["wire_received"] > 0
         assert name in deployment.shown
     assert deployment.status["run"]["state"] == "finished" and "finished" in deployment.shown
+
+
+def test_the_page_shows_the_fleet_its_run_and_its_metrics(deployment):
+    name = deployment.run.name
+    assert f"{name}: finished, 2 of 2 rounds done" in deployment.pages["/"] and "van-3" in deployment.pages["/"]
+    assert "Learning curves" in deployment.pages["/run"]
+    assert "fedqssl_round 2" in deployment.pages["/metrics"].splitlines()
+    assert 'fedqssl_client_connected{client="car-1"} 1' in deployment.pages["/metrics"].splitlines()
 
 
 def test_everyone_stops_when_told_and_no_secret_is_left(deployment):

@@ -240,7 +240,7 @@ def test_status_says_who_is_awaited(fleet, monkeypatch):
     with only_one(fleet.server, "the server"):
         values = collect(fleet)
         assert headline(values) == "server up, 0 of 2 clients connected; a: running, round 2 of 20"
-        assert awaited(values).startswith("waiting for 1 min 30 s for the updates of van-3")
+        assert awaited(values).startswith("the round has been waiting for van-3 for 1 min 3")
         write_json(fleet.server / "status.json", {"run": "a", "state": "waiting", "round": 0, "rounds": 20})
         assert headline(collect(fleet)).endswith("a: waiting for clients, 0 of 20 rounds done")
         write_json(fleet.server / "status.json", {"run": "a", "state": "starting"})

@@ -137,12 +137,16 @@ def ask(port, path, host=None, method="GET"):
 def test_the_page_of_a_fleet(fleet, serving, monkeypatch):
     with shown(fleet) as port:
         status, page = ask(port, "/")
-        assert status == 200 and "smoke-1: running, round 2 of 2" in page and "for the updates of van-3" in page
+        assert (
+            status == 200
+            and "smoke-1: running, round 2 of 2" in page
+            and "the round has been waiting for van-3" in page
+        )
         assert "&lt;b&gt;its clock" in page and "<b>its clock" not in page  # what a client says is text
         assert '<a href="/run">' in page and "Content-Security-Policy" in page
         status, report = ask(port, "/run")
         assert status == 200 and "Learning curves" in report
-        assert "is waiting for 1 client: van-3." in report  # the report says it, too
+        assert "has not received 1 update yet: van-3." in report  # the report says it, too
         assert parsed(ask(port, "/metrics")[1])["fedqssl_round"] == 1
         for path in ("/../server/server.key", "/server/status.json", "/run/"):
             assert ask(port, path)[0] == 404

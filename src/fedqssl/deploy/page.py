@@ -16,7 +16,7 @@ from typing import Any
 
 from fedqssl.deploy.fleet import Fleet, FleetError
 from fedqssl.deploy.metrics import Rounds, prometheus
-from fedqssl.deploy.status import awaited, collect, headline
+from fedqssl.deploy.status import awaited, collect, run_line, server_line
 from fedqssl.listen import bind
 from fedqssl.reporting.live import LivePage, server
 from fedqssl.reporting.page import build_report, render
@@ -48,7 +48,8 @@ class FleetPage(LivePage):
             "fleet.html",
             name=self.fleet.path.name,
             theme=Theme(c["bits"] for c in known.values() if c["bits"] is not None),
-            headline=headline(values),
+            run_line=run_line(values),
+            server_line=server_line(values),
             awaited=awaited(values),
             alerts=alerts,
             tiles=_tiles(lines),

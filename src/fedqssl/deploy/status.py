@@ -40,19 +40,31 @@ def collect(fleet: Fleet) -> dict[str, Any]:
     return {"fleet": str(fleet.path), "address": fleet.address, "serving": serving, "run": run, "clients": clients}
 
 
-def headline(values: Mapping[str, Any]) -> str:
-    """The server and its run in one line: ``server up, 2 of 3 clients connected; smoke-1 is running, round 2 of 20``."""
-    run, there = values["run"], [client["connected"] for client in values["clients"].values()]
-    up = f"server up, {sum(there)} of {counted(len(there), 'client')} connected" if values["serving"] else "server down"
+def server_line(values: Mapping[str, Any]) -> str:
+    """The server in a few words: ``server up, 2 of 3 clients connected``."""
+    there = [client["connected"] for client in values["clients"].values()]
+    return (
+        f"server up, {sum(there)} of {counted(len(there), 'client')} connected" if values["serving"] else "server down"
+    )
+
+
+def run_line(values: Mapping[str, Any]) -> str:
+    """Its run in a few words: ``smoke-1: running, round 2 of 20``."""
+    run = values["run"]
     if not run["run"]:
-        return f"{up}; no run yet"
+        return "no run yet"
     done, rounds = run["round"] or 0, run["rounds"]
     if not rounds:
-        return f"{up}; {run['run']}: {run['state']}"
+        return f"{run['run']}: {run['state']}"
     if run["state"] == "running":
-        return f"{up}; {run['run']}: running, round {min(done + 1, rounds)} of {rounds}"
+        return f"{run['run']}: running, round {min(done + 1, rounds)} of {rounds}"
     state = "waiting for clients" if run["state"] == "waiting" else run["state"]
-    return f"{up}; {run['run']}: {state}, {done} of {counted(rounds, 'round')} done"
+    return f"{run['run']}: {state}, {done} of {counted(rounds, 'round')} done"
+
+
+def headline(values: Mapping[str, Any]) -> str:
+    """Both in one line."""
+    return f"{server_line(values)}; {run_line(values)}"
 
 
 def awaited(values: Mapping[str, Any]) -> str:
@@ -62,7 +74,7 @@ def awaited(values: Mapping[str, Any]) -> str:
         return ""
     since = run["awaited_since"]
     ago = f" for {seconds_text(max(time.time() - since, 1.0))}" if since else ""
-    return f"waiting{ago} for the updates of {', '.join(run['awaited'])}"
+    return f"the round has been waiting for {', '.join(run['awaited'])}{ago}"
 
 
 def table(values: Mapping[str, Any]) -> Table:
@@ -76,4 +88,4 @@ def table(values: Mapping[str, Any]) -> Table:
     return found
 
 
-__all__ = ["awaited", "collect", "headline", "table"]
+__all__ = ["awaited", "collect", "headline", "run_line", "server_line", "table"]

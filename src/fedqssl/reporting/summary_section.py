@@ -106,7 +106,7 @@ def _awaited(run: RunData) -> list[str]:
     if not isinstance(names, list) or not names:
         return []
     shown = ", ".join(str(name)[:MAX_NAME] for name in names[:10]) + (", ..." if len(names) > 10 else "")
-    return [f"Round {run.done + 1} is waiting for {counted(len(names), 'client')}: {shown}."]
+    return [f"Round {run.done + 1} has not received {counted(len(names), 'update')} yet: {shown}."]
 
 
 def updated(run: RunData) -> str:
