@@ -2,29 +2,17 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from fedqssl.deploy import control, supervisor
-from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, ServerData, only_one
+from fedqssl.deploy.fleet import Fleet, only_one
 from fedqssl.deploy.scaffold import make_fleet
 from fedqssl.deploy.status import awaited, collect, headline
 from fedqssl.deploy.watching import FleetWatch
 from fedqssl.engines.flower.patience import Patience
 from fedqssl.files import read_json, write_json
-
-
-class Link:
-    """Flower's part that the supervisor needs."""
-
-    def open_run(self):
-        return supervisor.Ticket(1, 2, "token")
-
-    def close_run(self, ticket, ok):
-        return 0, 0
+from waiting_runs import only_wait, supervisor_of
 
 
 @pytest.fixture
@@ -38,16 +26,12 @@ def fleet(tmp_path):
 @pytest.fixture
 def made(fleet, monkeypatch):
     """Makes supervisors, one after another, whose runs are processes that wait."""
-    real, found = subprocess.Popen, []
-    wait = [sys.executable, "-c", "import sys; sys.stdin.buffer.readline(); sys.stdin.buffer.read()"]
-    monkeypatch.setattr(supervisor.subprocess, "Popen", lambda command, **words: real(wait, **words))
+    found = []
+    only_wait(monkeypatch)
 
     def make(**words):
         said = []
-        events = Events(fleet.server / "log.jsonl")
-        one = supervisor.Supervisor(
-            fleet, Link(), ServerData("scenes"), "127.0.0.1:1", events, say=said.append, **words
-        )
+        one = supervisor_of(fleet, say=said.append, **words)
         one.said = said
         found.append(one)
         return one

@@ -1,11 +1,8 @@
 """What Prometheus reads, the dashboard that shows it, and the page for people."""
 
-import http.client
 import json
 import re
 import shutil
-import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from fedqssl.deploy.status import collect
 from fedqssl.files import write_json
 from fedqssl.listen import bind
 from fedqssl.reporting.live import server
+from loopback_page import ask, served
 from tiny_run import known_run
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "fleet.json"
@@ -114,29 +112,14 @@ def test_lines_are_read_again_only_when_there_are_more(fleet, monkeypatch):
     assert rounds.of(fleet, "other") == []
 
 
-@contextmanager
 def shown(fleet):
     more = {"/run": RunPage(fleet), "/metrics": Metrics(fleet)}
-    with server(FleetPage(fleet), 0, more, bind("127.0.0.1", 0)) as found:
-        thread = threading.Thread(target=found.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield found.server_address[1]
-        finally:
-            found.shutdown()
-            thread.join(20)
-
-
-def ask(port, path, host=None, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, headers={"Host": host or f"127.0.0.1:{port}"})
-    reply = connection.getresponse()
-    return reply.status, reply.read().decode()
+    return served(server(FleetPage(fleet), 0, more, bind("127.0.0.1", 0)))
 
 
 def test_the_page_of_a_fleet(fleet, serving, monkeypatch):
     with shown(fleet) as port:
-        status, page = ask(port, "/")
+        status, page, _ = ask(port, "/")
         assert (
             status == 200
             and "smoke-1: running, round 2 of 2" in page
@@ -144,7 +127,7 @@ def test_the_page_of_a_fleet(fleet, serving, monkeypatch):
         )
         assert "&lt;b&gt;its clock" in page and "<b>its clock" not in page  # what a client says is text
         assert '<a href="/run">' in page and "Content-Security-Policy" in page
-        status, report = ask(port, "/run")
+        status, report, _ = ask(port, "/run")
         assert status == 200 and "Learning curves" in report
         assert "has not received 1 update yet: van-3." in report  # the report says it, too
         assert parsed(ask(port, "/metrics")[1])["fedqssl_round"] == 1

@@ -1,11 +1,9 @@
-"""The client's loop and the server's steward when things go wrong; Flower's requests and the SuperLink are played by the test."""
+"""The client's loop and the server's supervisor when things go wrong; the test plays Flower's requests and the SuperLink."""
 
 import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from email.utils import formatdate
 from types import SimpleNamespace
@@ -17,13 +15,14 @@ from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, Pus
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
-from fedqssl.deploy import connection, control, node, supervisor
+from fedqssl.deploy import connection, control, node
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
+from fedqssl.deploy.fleet import Fleet, FleetError
 from fedqssl.deploy.keys import read_key
 from fedqssl.deploy.scaffold import make_fleet
 from fedqssl.deploy.superlink import SuperLink
 from fedqssl.files import read_json, write_json
+from waiting_runs import only_wait, supervisor_of
 
 NOTHING = PullMessagesResponse()
 
@@ -246,25 +245,11 @@ def test_a_reply_that_cannot_be_sent_is_replaced_by_an_error(linked):
     assert "run over" in linked(PushMessages=[status(403)])[1]
 
 
-class Link:
-    """The SuperLink's part that the steward needs."""
-
-    def open_run(self):
-        return supervisor.Ticket(1, 2, "token")
-
-    def close_run(self, ticket, ok):
-        return 0, 0
-
-
 @pytest.fixture
 def kept(fleet, monkeypatch):
-    """A steward whose runs are processes that wait."""
-    found = supervisor.Supervisor(
-        fleet, Link(), ServerData("scenes"), "127.0.0.1:1", Events(fleet.server / "log.jsonl")
-    )
-    real = subprocess.Popen
-    wait = [sys.executable, "-c", "import sys; sys.stdin.buffer.readline(); sys.stdin.buffer.read()"]
-    monkeypatch.setattr(supervisor.subprocess, "Popen", lambda command, **words: real(wait, **words))
+    """A supervisor whose runs are processes that wait."""
+    found = supervisor_of(fleet)
+    only_wait(monkeypatch)
     yield found
     found._end_run("stopped")
 
@@ -294,9 +279,7 @@ def test_an_order_given_while_the_server_starts_is_taken_and_an_old_one_is_not(f
     for order, taken in [({"time": time.time()}, "7"), ({"time": 0.0}, "8"), ({}, "8")]:
         write_json(fleet.server / "status.json", {"id": "7", "run": "a", "state": "failed"})
         write_json(fleet.server / "wanted.json", {"id": "8", "do": "start", "run": "a", **order})
-        found = supervisor.Supervisor(
-            fleet, Link(), ServerData("scenes"), "127.0.0.1:1", Events(fleet.server / "log.jsonl")
-        )
+        found = supervisor_of(fleet)
         assert found.answered == taken
 
 
