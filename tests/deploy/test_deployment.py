@@ -138,6 +138,7 @@ def test_nothing_of_the_data_is_in_any_byte(deployment, pictures):
             for image in load_dataset(f"folder:{pictures}/{name}", split).images:
                 for layout in (image, image.permute(1, 2, 0)):
                     assert layout.contiguous().numpy().tobytes()[96:120] not in both
+    assert b"\nfedqssl-versions: fedqssl=" in deployment.sent.lower()  # all that a client tells before it is asked
     assert b"marked-" not in deployment.sent and b"holiday-" not in both and str(pictures).encode() not in both
 
 

@@ -191,10 +191,10 @@ class Supervisor(threading.Thread):
         self.child.kill()
         self.child.wait()
         status = read_json(self.fleet.server / "status.json") or {}  # now, when the run can change it no more
-        self._watch()
         if status.get("state") in GOING:
-            self.pending = None
             self._state(status.get("run"), state, why)
+        self._watch()
+        self.pending = None
 
     def _state(self, run: str | None, state: str, error: str | None = None, resuming: bool = False) -> None:
         """Change the state in ``status.json``; the run itself writes the rest."""
