@@ -203,7 +203,7 @@ def test_who_is_not_who_its_key_says_stays_out(fleet, pictures, tmp_path):
     assert refusal("a", before, before) is None and refusal("a", before, None) is None
     assert "joined this run with 4 bits" in refusal("a", Capabilities("a", 8, 10, 2), before)
     assert "whole numbers" in refusal("a", Capabilities("a", 20, 10, 2), None)
-    assert "1 training images" in refusal("a", Capabilities("a", 4, 1, 2), None)
+    assert "it has 1 training image; at least 2 are needed" in refusal("a", Capabilities("a", 4, 1, 2), None)
 
 
 def test_supervised_algorithms_need_numbered_classes(fleet, pictures, tmp_path):
