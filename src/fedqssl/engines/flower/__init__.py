@@ -1,7 +1,8 @@
 """Flower carries the same bytes: a ServerApp's and a ClientApp's side of it, and its simulation on Ray as an engine.
 
-Nothing here knows algorithms. ``wire`` says what is in a message, ``exchange`` sends and waits, ``client`` is the ClientApp,
-``engine`` turns an exchange into an engine, ``simulation`` runs all of it on Ray. Real machines: :mod:`fedqssl.deploy`.
+Nothing here knows algorithms. ``wire`` says what is in a message, ``exchange`` sends and waits, ``patience`` how long, ``client``
+is the ClientApp, ``engine`` turns an exchange into an engine, ``simulation`` runs all of it on Ray with ``simulated`` clients.
+Real machines: :mod:`fedqssl.deploy`.
 """
 
 from __future__ import annotations
