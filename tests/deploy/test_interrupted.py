@@ -134,6 +134,20 @@ def test_a_killed_run_is_resumed_a_few_times_unless_it_gets_on(fleet, made):
     assert "was killed (signal 9); resume it with deploy start" in read_json(fleet.server / "status.json")["error"]
 
 
+def test_a_run_that_cannot_be_resumed_has_failed(fleet, made, monkeypatch):
+    write_json(fleet.server / "status.json", {"id": "1", "run": "a", "state": "running"})
+    one = made()
+
+    def full():
+        raise OSError("no space left")
+
+    monkeypatch.setattr(one.link, "open_run", full)
+    with pytest.raises(OSError):
+        step(one)
+    assert state(fleet) == "failed" and one.pending is None
+    assert read_json(fleet.server / "status.json")["error"] == "it could not be resumed: no space left"
+
+
 def test_whoever_waits_for_a_run_hears_why_it_ended(fleet):
     told = lambda **status: control.ended("a", {"run": "a", **status}, fleet.path)  # noqa: E731
     assert told(state="failed", error="x") == "a failed: x"

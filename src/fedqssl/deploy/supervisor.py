@@ -139,7 +139,11 @@ class Supervisor(threading.Thread):
         run, self.pending, self.tries = self.pending, None, self.tries + 1
         self.events.note("run resumed", run=run)
         self.say(f"resuming {run}, which was interrupted (deploy stop ends it; --no-resume leaves it alone)")
-        self._start(run)
+        try:
+            self._start(run)
+        except Exception as error:
+            self._state(run, "failed", f"it could not be resumed: {error}")
+            raise
 
     def _start(self, name: str) -> None:
         self.ticket = self.link.open_run()
@@ -174,7 +178,7 @@ class Supervisor(threading.Thread):
             self.tries, self.reached = 0, round_number
         if state in GOING and code == -signal.SIGTERM:
             # systemd tells all processes of a service at once: this one is about to stop, too
-            self._state(run, INTERRUPTED, "the server stopped; the run is resumed when it is started again")
+            self._state(run, INTERRUPTED, "it was told to end; the server's next start, or deploy start, resumes it")
         elif state in GOING and code < 0:
             self._interrupted(run, f"the run's process was killed (signal {-code})")
         elif state in GOING:
