@@ -79,8 +79,10 @@ def check_same_bytes(run, pictures):
 
 def test_server_and_clients_killed_in_a_round_resume_by_themselves_to_the_same_bytes(processes, pictures):
     """Nobody types ``deploy start`` again; the server needs none of its options, either."""
-    name = begun(processes, "slow:20", rounds=3)
+    name = begun(processes, "slow:40", rounds=3)
     until(lambda: "asleep" in processes.said("van-3"), "round 2 has begun")
+    done = '"event": "round done", "round": 2'
+    until(lambda: done in (processes.fleet.client("car-1") / "log.jsonl").read_text(), "car-1 has done it")
     child = pid_of_run(processes)
     processes.end("server", signal.SIGKILL)
     processes.end("car-1", signal.SIGKILL)
