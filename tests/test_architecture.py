@@ -16,7 +16,8 @@ SRC = ROOT / "src"
 LAYERS = (
     ("fedqssl", "__main__"),
     ("cli", "api"),
-    ("reporting", "deploy"),
+    ("deploy",),
+    ("reporting",),
     ("studies",),
     ("serve",),
     ("maker",),

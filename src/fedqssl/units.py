@@ -44,9 +44,14 @@ def joules_text(joules: float) -> str:
     return f"{_scaled(joules, 1000, ('', 'k', 'M', 'G'))}J" if joules >= 999.5 else f"{joules:.3g} J"
 
 
+def counted(number: int, thing: str) -> str:
+    """``1 round``, ``2 rounds``, ``2 classes``."""
+    return f"{number:,} {thing}{'' if number == 1 else 'es' if thing.endswith('s') else 's'}"
+
+
 def ratio_text(full: float, ours: float) -> str:
     """How many times smaller than full precision: ``7.9x``; empty if there is nothing to compare."""
     return f"{full / ours:.1f}x" if ours else ""
 
 
-__all__ = ["bytes_text", "joules_text", "operations_text", "ratio_text", "seconds_text"]
+__all__ = ["bytes_text", "counted", "joules_text", "operations_text", "ratio_text", "seconds_text"]

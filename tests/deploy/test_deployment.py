@@ -2,20 +2,31 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 
 from fedqssl.data.registry import load_dataset
-from fedqssl.deploy.control import collect
 from fedqssl.deploy.scaffold import own_key
+from fedqssl.deploy.status import collect
 from fleet_processes import PATIENCE, Processes, until
 from flower_pictures import CLIENTS, rounds_in_one_place, words
 from recording_proxy import RecordingProxy
+
+
+def page(address: str) -> str:
+    try:
+        with urllib.request.urlopen(address, timeout=60) as reply:
+            return reply.read().decode()
+    except urllib.error.URLError:
+        return ""
 
 
 class Deployment:
@@ -26,7 +37,7 @@ class Deployment:
             self.fleet = processes.fleet
             own_key(processes.fleet, "stranger")
             (processes.fleet.client("stranger") / "key.pub").rename(folder / "stranger.pub")  # the server never sees it
-            processes.server("--eval", f"folder:{pictures}/eval")
+            processes.server("--eval", f"folder:{pictures}/eval", "--page", "0")
             for name, bits in CLIENTS.items():
                 processes.client(name, bits, "--server", proxy.address)
             words_ = "--name", "stranger", "--bits", "4", "--data", f"folder:{pictures}/car-1"
@@ -37,6 +48,9 @@ class Deployment:
             self.stranger = processes.running.pop("stranger").wait(PATIENCE), processes.said("stranger")
             until(lambda: collect(self.fleet)["clients"]["car-1"]["last_seen"], "the status is written")
             self.status = collect(self.fleet)
+            where = re.search(r"the fleet's page is (http://127.0.0.1:\d+);", processes.said("server"))[1]
+            until(lambda: page(f"{where}/"), "the page is there")
+            self.pages = {path: page(where + path) for path in ("/", "/run", "/metrics")}
             self.shown = processes.command("status", processes.fleet.path).stdout
             self.ends = {name: processes.end(name) for name in [*CLIENTS, "server"]}
             self.said = {name: processes.said(name) for name in [*CLIENTS, "server"]}
@@ -48,7 +62,7 @@ def deployment(tmp_path_factory, pictures):
     return Deployment(tmp_path_factory.mktemp("deployment"), pictures)
 
 
-def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pictures):
+def test_ctrl_c_stops_the_run_and_a_start_without_options_resumes_it(tmp_path, pictures):
     """Sent as a terminal does, to all processes of its group; the run waits for clients, of which there are none."""
     began = time.time()
     with Processes(tmp_path, pictures, CLIENTS) as processes:
@@ -65,13 +79,15 @@ def test_ctrl_c_stops_the_run_and_a_start_without_options_goes_on(tmp_path, pict
         finally:
             os.killpg(group.pid, signal.SIGINT)
         assert group.wait(PATIENCE) == 0
-        assert processes.state() == "stopped" and "Traceback" not in processes.said("group"), processes.said("group")
+        assert processes.state() == "interrupted" and "Traceback" not in processes.said("group"), processes.said(
+            "group"
+        )
         began = time.time()
         processes.launch("server", "-m", "fedqssl.cli.main", "deploy", "server", processes.fleet.path)
         until(lambda: processes.obeying(began), "the server serves again")
-        assert processes.start() == name
-        until(lambda: processes.state() == "waiting", "the run goes on")
-        assert processes.end("server") == 0 and processes.state() == "stopped"
+        until(lambda: processes.state() == "waiting", "the run is resumed by itself")
+        assert processes.start() == name  # to ask for it is not an error
+        assert processes.end("server") == 0 and processes.state() == "interrupted"
 
 
 def test_same_bytes_as_in_one_place(deployment, pictures):
@@ -98,6 +114,8 @@ def test_the_folder_is_a_run_like_any_other(deployment):
     data = read_run(deployment.run)
     assert [c.name for c in data.clients] == sorted(CLIENTS) and data.done == 2
     assert "global accuracy" in deployment.said["server"] and "round 2/2" in deployment.said["server"]
+    assert f"the report is {deployment.run / 'report.html'}" in deployment.said["server"]
+    assert "car-1" in (deployment.run / "report.html").read_text()
 
 
 def test_an_unregistered_client_is_refused(deployment):
@@ -120,6 +138,7 @@ def test_nothing_of_the_data_is_in_any_byte(deployment, pictures):
             for image in load_dataset(f"folder:{pictures}/{name}", split).images:
                 for layout in (image, image.permute(1, 2, 0)):
                     assert layout.contiguous().numpy().tobytes()[96:120] not in both
+    assert b"\nfedqssl-versions: fedqssl=" in deployment.sent.lower()  # all that a client tells before it is asked
     assert b"marked-" not in deployment.sent and b"holiday-" not in both and str(pictures).encode() not in both
 
 
@@ -136,6 +155,14 @@ def test_status_tells_who_took_part(deployment):
         assert client["connected"] and client["bits"] == bits and client["bytes_up"] > 0 and client["wire_received"] > 0
         assert name in deployment.shown
     assert deployment.status["run"]["state"] == "finished" and "finished" in deployment.shown
+
+
+def test_the_page_shows_the_fleet_its_run_and_its_metrics(deployment):
+    name = deployment.run.name
+    assert f"{name}: finished, 2 of 2 rounds done" in deployment.pages["/"] and "van-3" in deployment.pages["/"]
+    assert "Learning curves" in deployment.pages["/run"]
+    assert "fedqssl_round 2" in deployment.pages["/metrics"].splitlines()
+    assert 'fedqssl_client_connected{client="car-1"} 1' in deployment.pages["/metrics"].splitlines()
 
 
 def test_everyone_stops_when_told_and_no_secret_is_left(deployment):

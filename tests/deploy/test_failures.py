@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 
 from fedqssl.deploy.fleet import FleetError
+from fedqssl.deploy.status import collect
 from fleet_processes import Processes, until
 from flower_pictures import CLIENTS, in_one_place, words
 from tiny_run import rounds_of
@@ -43,15 +45,16 @@ def begun(processes, van: str, **settings) -> str:
 
 
 def test_a_client_killed_in_a_round_is_left_out_and_comes_back(processes):
-    name = begun(processes, "slow:1000", rounds=4, min_clients=2, deadline=150)
+    name = begun(processes, "slow:1000", rounds=30, min_clients=2, deadline=150)
     until(lambda: "asleep" in processes.said("van-3"), "round 2 has begun")
     processes.end("van-3", signal.SIGKILL)
+    until(lambda: len(lines_of(processes.fleet.runs / name)) == 2, "round 2 goes on without it")
     processes.client("van-3", 32)
     lines = lines_of(processes.finished(name))
     assert lines[0]["rejected"] == {} and len(lines[0]["weights"]) == 3
     assert list(lines[1]["rejected"]) == ["van-3"]
     assert sorted(lines[1]["weights"]) == ["car-1", "car-2"] and sum(lines[1]["weights"].values()) == pytest.approx(1)
-    assert lines[3]["rejected"] == {} and len(lines[3]["weights"]) == 3
+    assert lines[-1]["rejected"] == {} and len(lines[-1]["weights"]) == 3
     assert "warning: the update of van-3 was not used" in (processes.fleet.runs / name / "log.txt").read_text()
     assert "van-3" in report(processes.fleet.runs / name)
 
@@ -62,24 +65,57 @@ def report(run) -> str:
     return write_report(run, run / "report.html").read_text()
 
 
-def test_a_server_killed_in_a_round_goes_on_to_the_same_bytes(processes, pictures):
-    name = begun(processes, "slow:20", rounds=3)
-    until(lambda: "asleep" in processes.said("van-3"), "round 2 has begun")
+def pid_of_run(processes) -> int:
     events = [json.loads(line) for line in (processes.fleet.server / "log.jsonl").read_text().splitlines()]
-    child = next(e["pid"] for e in events if e["event"] == "run started")
-    processes.end("server", signal.SIGKILL)
-    until(lambda: not alive(child), "the run's process ends with the server")
-    assert isinstance(processes.command("start", processes.fleet.path).exception, FleetError)
-    processes.server()
-    processes.connected(*CLIENTS)
-    assert processes.start() == name
-    run = processes.finished(name)
+    return [e["pid"] for e in events if e["event"] == "run started"][-1]
+
+
+def check_same_bytes(run, pictures):
     now, _ = rounds_of(in_one_place(pictures, rounds=3), 3)
     for client in CLIENTS:
         assert (run / "clients" / client / "model.fqssl").read_bytes() == now.payloads[client]
     assert (run / "checkpoints" / "round-00003" / "aggregated.fqssl").read_bytes() == now.aggregated
+
+
+def test_server_and_clients_killed_in_a_round_resume_by_themselves_to_the_same_bytes(processes, pictures):
+    """Nobody types ``deploy start`` again; the server needs none of its options, either."""
+    name = begun(processes, "slow:40", rounds=3)
+    until(lambda: "asleep" in processes.said("van-3"), "round 2 has begun")
+    done = '"event": "round done", "round": 2'
+    until(lambda: done in (processes.fleet.client("car-1") / "log.jsonl").read_text(), "car-1 has done it")
+    child = pid_of_run(processes)
+    processes.end("server", signal.SIGKILL)
+    processes.end("car-1", signal.SIGKILL)
+    until(lambda: not alive(child), "the run's process ends with the server")
+    assert isinstance(processes.command("start", processes.fleet.path).exception, FleetError)
+    began = time.time()
+    processes.launch("server", "-m", "fedqssl.cli.main", "deploy", "server", processes.fleet.path)
+    processes.client("car-1", 4)
+    until(lambda: processes.obeying(began), "the server serves again")
+    until(lambda: processes.state() != "interrupted", "the run is resumed")
+    run = processes.finished(name)
+    check_same_bytes(run, pictures)
+    assert f"resuming {name}" in processes.said("server") and "the report is" in processes.said("server")
+    assert (run / "report.html").exists() and not (run / "awaited.json").exists()
     repeated = (processes.fleet.client("car-1") / "log.jsonl").read_text()
     assert "round repeated" in repeated  # the round in flight was done once, and answered twice
+
+
+def test_clients_and_the_run_killed_in_a_round_come_back_to_the_same_bytes(processes, pictures):
+    """The server lives: a killed client is noticed within its heartbeat's 20 seconds, and is asked again when it is back."""
+    name = begun(processes, "slow:1000", rounds=3)
+    until(lambda: "asleep" in processes.said("van-3"), "round 2 has begun")
+    until(lambda: collect(processes.fleet)["run"]["awaited"] == ["van-3"], "the status says who is awaited")
+    processes.end("van-3", signal.SIGKILL)
+    killed = time.monotonic()
+    until(lambda: not collect(processes.fleet)["clients"]["van-3"]["connected"], "the server notices")
+    assert time.monotonic() - killed < 30  # 20, and the time of a busy machine
+    processes.client("van-3", 32)
+    until(lambda: len(lines_of(processes.fleet.runs / name)) == 2, "round 2 is done")
+    os.kill(pid_of_run(processes), signal.SIGKILL)
+    run = processes.finished(name)
+    check_same_bytes(run, pictures)
+    assert all(line["rejected"] == {} for line in lines_of(run))
 
 
 def test_stop_and_start(processes):

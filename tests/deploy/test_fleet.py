@@ -17,7 +17,9 @@ from fedqssl.deploy.client_role import FleetClient
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, only_one
 from fedqssl.deploy.keys import make_key, read_key, read_public_key
+from fedqssl.deploy.metrics import prometheus
 from fedqssl.deploy.scaffold import make_fleet, own_key
+from fedqssl.deploy.status import collect
 from fedqssl.deploy.store import Store, round_key
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.files import write_json
@@ -85,7 +87,7 @@ def test_the_certificate_is_for_the_servers_address_and_signed_by_the_fleet(tmp_
 def test_nothing_is_overwritten(fleet, tmp_path):
     before = contents(fleet.path)
     assert "nothing was changed" in said("deploy", "init", fleet.path, "--clients", "car-3,car-1")
-    assert "with a fixed address" in said("deploy", "init", fleet.path, "--port", "1234")
+    assert "to change its address use fedqssl deploy renew" in said("deploy", "init", fleet.path, "--port", "1234")
     assert "add clients with --clients" in said("deploy", "init", fleet.path)
     assert contents(fleet.path) == before
     assert CliRunner().invoke(app, ["deploy", "init", str(fleet.path), "--clients", "car-3"]).exit_code == 0
@@ -223,7 +225,8 @@ def test_start_goes_on_with_what_is_unfinished(fleet, monkeypatch):
         assert control.start(fleet, "smoke", ["rounds=4"], new=True) == ("smoke-2", False)
         write_json(fleet.server / "status.json", {"run": "smoke-2", "state": "running"})
         with pytest.raises(FleetError, match="smoke-2 is running"):
-            control.start(fleet, None, [])
+            control.start(fleet, "smoke", [])
+        assert control.start(fleet, None, []) == ("smoke-2", True)  # the server has resumed it already
     assert [o["run"] for o in orders] == ["smoke-1", "smoke-1", "smoke-1", "smoke-2"]
     text = (fleet.runs / "smoke-1.toml").read_text()
     assert 'engine = "flower"' in text and 'data = "fleet"' in text and "\nimages" not in text
@@ -246,10 +249,10 @@ def test_status_shows_who_and_what(fleet):
             "refused": {"car-2": "x"},
         },
     )
-    values = control.collect(fleet)
+    values = collect(fleet)
     assert values["run"]["state"] == "interrupted" and not values["clients"]["car-1"]["connected"]  # no server runs
     with only_one(fleet.server, "the server"):
-        values = control.collect(fleet)
+        values = collect(fleet)
         shown = CliRunner().invoke(app, ["deploy", "status", str(fleet.path)], env={"COLUMNS": "160"}).output
     assert values["serving"] and values["clients"]["car-1"] == {
         "connected": True,
@@ -262,9 +265,17 @@ def test_status_shows_who_and_what(fleet):
         "wire_sent": 10,
         "refused": None,
     }
-    for word in ("smoke-1 running, round 1 of 2", "car-1", "yes", "1 KiB", "4 KiB", "car-2 cannot take part: x"):
+    for word in (
+        "server up, 1 of 2 clients connected",
+        "smoke-1: running, round 2 of 2",
+        "car-1",
+        "yes",
+        "1 KiB",
+        "4 KiB",
+        "car-2 cannot take part: x",
+    ):
         assert word in shown, shown
-    told = control.prometheus(values).splitlines()
+    told = prometheus(values).splitlines()
     assert (
         'fedqssl_client_connected{client="car-1"} 1' in told
         and "fedqssl_round 1" in told

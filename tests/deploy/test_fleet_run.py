@@ -16,6 +16,7 @@ from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
 from fedqssl.deploy.fleet_run import FleetRun
 from fedqssl.deploy.keys import read_public_key
 from fedqssl.deploy.scaffold import make_fleet
+from fedqssl.deploy.status import collect
 from fedqssl.engines.flower.client import client_app
 from fedqssl.engines.flower.wire import QUERY, Capabilities
 from fedqssl.files import write_atomically
@@ -51,7 +52,9 @@ class Lines(Progress):
 
 
 @pytest.fixture
-def fleet(tmp_path):
+def fleet(tmp_path, monkeypatch):
+    """Without the time that drawing a report takes; ``test_deployment`` has a real one."""
+    monkeypatch.setattr(fleet_run, "finished_report", lambda folder: f"the report is {folder / 'report.html'}")
     make_fleet(tmp_path / "fleet", None, 9999, list(CLIENTS))
     return Fleet.open(tmp_path / "fleet")
 
@@ -94,16 +97,17 @@ def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fleet, pictures, tmp_pat
     """The buffer may not change meanwhile; without labels there is no global accuracy."""
     wanted(fleet)
     broken_off(fleet, pictures, tmp_path)
-    assert control.collect(fleet)["run"]["error"] == "the server is killed here"
+    assert collect(fleet)["run"]["error"] == "the server is killed here"
     grid = FleetGrid(fleet, roles(pictures, tmp_path))
     with pytest.raises(FleetError, match="the server's images have changed"):
         FleetRun(grid, fleet, "smoke-1", ServerData(f"folder:{pictures}/car-1")).play(Lines())
     shown = Lines()
     result = run_of(fleet, grid, pictures).play(shown)
     assert shown.lines[0] == "resuming after round 1 of 2" and result.global_accuracy is None
+    assert shown.lines[-1] == f"the report is {result.folder / 'report.html'}"
     now, _ = rounds_in_one_place(pictures, 2)
     assert RunFolder(fleet.runs / "smoke-1").latest().payloads == now.payloads
-    status = control.collect(fleet)
+    status = collect(fleet)
     assert (
         status["run"]["state"] == "finished"
         and status["clients"]["car-1"]["bytes_up"] == result.clients["car-1"].bytes_up
@@ -171,7 +175,7 @@ def test_a_run_that_goes_on_waits_for_the_clients_it_had(fleet, pictures, tmp_pa
     grid.online = {"car-1"}
     threading.Timer(2, lambda: grid.online.update(CLIENTS)).start()
     run_of(fleet, grid, pictures).play(shown)
-    assert "waiting for clients: 1 of 3 are connected" in shown.lines
+    assert "waiting for clients: 1 of 3 connected; expected back: car-2, van-3" in shown.lines
     assert lines_of(fleet)[1]["rejected"] == {} and len(lines_of(fleet)[1]["weights"]) == 3
 
 
@@ -192,14 +196,14 @@ def test_who_is_not_who_its_key_says_stays_out(fleet, pictures, tmp_path):
     run_of(fleet, FleetGrid(fleet, parties), pictures).play(shown)
     assert "warning: van-3 cannot take part: it reports the name 'car-1', but its key belongs to 'van-3'" in shown.lines
     assert sorted(lines_of(fleet)[0]["weights"]) == ["car-1", "car-2"]
-    assert control.collect(fleet)["clients"]["van-3"]["refused"].startswith("it reports the name 'car-1'")
+    assert collect(fleet)["clients"]["van-3"]["refused"].startswith("it reports the name 'car-1'")
     from fedqssl.deploy.roster import refusal
 
     before = Capabilities("a", 4, 10, 2)
     assert refusal("a", before, before) is None and refusal("a", before, None) is None
     assert "joined this run with 4 bits" in refusal("a", Capabilities("a", 8, 10, 2), before)
     assert "whole numbers" in refusal("a", Capabilities("a", 20, 10, 2), None)
-    assert "1 training images" in refusal("a", Capabilities("a", 4, 1, 2), None)
+    assert "it has 1 training image; at least 2 are needed" in refusal("a", Capabilities("a", 4, 1, 2), None)
 
 
 def test_supervised_algorithms_need_numbered_classes(fleet, pictures, tmp_path):
@@ -225,4 +229,4 @@ def test_features_that_the_network_does_not_have_are_refused_before_clients_are_
     grid.before = lambda message: pytest.fail("a client was asked")
     with pytest.raises(ValueError, match="'stages' needs a network with 3 sizes of maps, but this one has 1"):
         run_of(fleet, grid, pictures).play(Lines())
-    assert "needs a network" in control.collect(fleet)["run"]["error"]
+    assert "needs a network" in collect(fleet)["run"]["error"]

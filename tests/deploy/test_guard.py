@@ -191,7 +191,7 @@ LONG = ", ".join(["0"] * 1000)
 def test_an_array_has_one_spelling(guard, text):
     """Of two, the guard might count one and Flower read the other."""
     assert announce(guard) == 200 and push(guard, of("Array", text.encode())) == 413
-    assert "not written as Flower writes it" in guard.events.path.read_text()
+    assert "has an unknown form" in guard.events.path.read_text()
 
 
 def test_a_piece_is_not_longer_than_pieces_are(guard):
@@ -349,3 +349,21 @@ def test_two_machines_behind_one_address_are_noticed_too():
     place = Places()
     assert [bool(place.look("10.0.0.1", True, 10.0 * i)) for i in range(6)] == [False] * 4 + [True] * 2
     assert place.look("10.0.0.1", True, 1000.0) == ""
+
+
+def test_a_client_of_another_version_is_told_which_side_to_upgrade(guard):
+    """When it joins, before the SuperLink hears of it; a client of before this header is let through."""
+    from fedqssl.deploy.guard import JOIN, UPGRADE
+    from fedqssl.deploy.versions import HEADER
+
+    def joins(text):
+        return asked(guard, JOIN, b"x", headers=[*OURS, (HEADER.encode(), text.encode())])
+
+    assert asked(guard, JOIN, b"x", headers=OURS) == 200 and not guard.outdated
+    assert joins("fedqssl=99.0.0") == UPGRADE and guard.outdated["car-1"].endswith(
+        "upgrade the server to fedqssl 99.0.0"
+    )
+    assert joins("fedqssl=0.0.1") == UPGRADE and "upgrade the client" in guard.outdated["car-1"]
+    assert "other version" in guard.events.path.read_text()
+    assert joins("") == 200 and not guard.outdated
+    assert guard.traffic["car-1"].joins == 2

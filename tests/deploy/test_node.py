@@ -1,11 +1,9 @@
-"""The client's loop and the server's steward when things go wrong; Flower's requests and the SuperLink are played by the test."""
+"""The client's loop and the server's supervisor when things go wrong; the test plays Flower's requests and the SuperLink."""
 
 import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from email.utils import formatdate
 from types import SimpleNamespace
@@ -17,13 +15,14 @@ from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, Pus
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
-from fedqssl.deploy import control, node, supervisor
+from fedqssl.deploy import connection, control, node
 from fedqssl.deploy.events import Events
-from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
+from fedqssl.deploy.fleet import Fleet, FleetError
 from fedqssl.deploy.keys import read_key
 from fedqssl.deploy.scaffold import make_fleet
 from fedqssl.deploy.superlink import SuperLink
 from fedqssl.files import read_json, write_json
+from waiting_runs import only_wait, supervisor_of
 
 NOTHING = PullMessagesResponse()
 
@@ -42,6 +41,7 @@ def restored(monkeypatch):
     monkeypatch.setenv("FLWR_HOME", os.environ["FLWR_HOME"])
     for name in ("POLL", "IDLE", "RETRY", "LONGEST"):
         monkeypatch.setattr(node, name, 0.001)
+    monkeypatch.setattr(connection, "PAUSES", (0.001,))
     yield
     signal.signal(signal.SIGTERM, before)
     logger.handlers[:], logger.level = handlers, level
@@ -81,7 +81,7 @@ class Server:
 def served(fleet, monkeypatch, server):
     """What the client said, and its log."""
     said = []
-    monkeypatch.setattr(node.FleetHttpClient, "from_server_address", lambda *words: server)
+    monkeypatch.setattr(connection.FleetHttpClient, "from_server_address", lambda *words: server)
     (fleet.client("car-1") / "state").mkdir()
     events = Events(fleet.client("car-1") / "log.jsonl")
     try:
@@ -126,6 +126,84 @@ def test_a_server_that_is_away_is_no_refusal(fleet, monkeypatch, restored):
     assert "car-1 is connected" in server.said and "server back" in server.log
 
 
+def test_a_client_of_another_version_ends_with_the_servers_line(fleet, monkeypatch, restored):
+    line = "the client has fedqssl 1.0.0, but the server has 2.0.0; upgrade the client to fedqssl 2.0.0"
+    error = status(connection.UPGRADE)
+    error.response._content = json.dumps({"error": line}).encode()
+    with pytest.raises(FleetError, match=f"^127.0.0.1:9999 refuses car-1: {line}$"):
+        served(fleet, monkeypatch, Server(ActivateNode=[error]))
+
+
+def test_outside_its_hours_a_client_is_disconnected(fleet, monkeypatch, restored):
+    """It finishes what it has begun, leaves, and comes back."""
+    waits = iter([5.0, 3.0, 0.0, 0.0, 2.0, 2.0, 1.0, 0.0, 0.0])
+    monkeypatch.setattr(node.Allowance, "seconds_until_open", lambda self: next(waits))
+    server = served(fleet, monkeypatch, Server(PullMessages=[NOTHING, KeyboardInterrupt()]))
+    assert server.said.count("it is disconnected until then") == 2 and "retrying" not in server.said
+    assert server.count("ActivateNode") == 2 and server.count("DeactivateNode") >= 2
+
+
+def test_a_client_follows_the_fleets_new_address(fleet, monkeypatch, restored):
+    """While the old one cannot be reached: before it is connected, and after."""
+    addresses, real = [], node.Connection
+
+    def noted(found, *words):
+        addresses.append(found.address)
+        return real(found, *words)
+
+    monkeypatch.setattr(node, "Connection", noted)
+
+    class Moving(Server):
+        def __getattr__(self, name):
+            call = super().__getattr__(name)
+
+            def moves(request):
+                if name in ("ActivateNode", "PullMessages") and len(addresses) < 3:
+                    new = f"10.0.0.{len(addresses)}:1"
+                    if name == "PullMessages" or len(addresses) == 1:
+                        (fleet.path / "fleet.toml").write_text(f'address = "{new}"')
+                return call(request)
+
+            return moves
+
+    away = httpx.ConnectError("refused")
+    server = Moving(ActivateNode=[away, ActivateNodeResponse(node_id=7)], PullMessages=[away, KeyboardInterrupt()])
+    served(fleet, monkeypatch, server)
+    assert addresses == ["127.0.0.1:9999", "10.0.0.1:1", "10.0.0.2:1"]
+    assert "car-1 is connected to 10.0.0.2:1" in server.said
+
+
+def test_a_rate_is_kept_in_both_directions(fleet, monkeypatch):
+    spent = []
+    limits = SimpleNamespace(rate=SimpleNamespace(spend=spent.append))
+    server = Server(
+        PullObject=[PullObjectResponse(object_found=True, object_available=True, object_content=b"12345")],
+        PushObject=[PushObjectResponse(stored=True)],
+    )
+    monkeypatch.setattr(connection.FleetHttpClient, "from_server_address", lambda *words: server)
+    key = read_key(fleet.client("car-1") / "key")
+    to = connection.Connection(fleet, "car-1", key, Events(fleet.path / "log"), print, limits)
+    assert to.pull(1, "a") == b"12345"
+    to.push(1, "s", "b", b"123")
+    assert spent == [5, 3]
+
+
+def test_a_heart_beats_until_it_is_stopped_and_sooner_after_a_miss():
+    from fedqssl.deploy.heart import AGAIN, BEAT, INTERVAL, Heart
+
+    waited, arrives = [], iter([True, False, True])
+
+    def wait(seconds):
+        waited.append(seconds)
+        return len(waited) == 3
+
+    heart = Heart(lambda: next(arrives), wait)
+    heart.start()
+    heart._thread.join(20)
+    assert waited == [BEAT, AGAIN, BEAT] and not heart.beating
+    assert BEAT + AGAIN < INTERVAL  # one that was missed comes in time
+
+
 @pytest.fixture
 def linked(fleet, monkeypatch):
     """A message, and a link that answers it through a played server."""
@@ -140,10 +218,10 @@ def linked(fleet, monkeypatch):
             "ConfirmMessageReceived": [ConfirmMessageReceivedResponse()],
         }
         server, events = Server(**{**known, **answers}), Events(fleet.path / "log")
-        monkeypatch.setattr(node.FleetHttpClient, "from_server_address", lambda *words: server)
+        monkeypatch.setattr(connection.FleetHttpClient, "from_server_address", lambda *words: server)
         key = read_key(fleet.client("car-1") / "key")
-        connection = node.Connection(fleet, "car-1", key, events, lambda line: None)
-        link = node._Link(connection, lambda found, context: Message(RecordDict(), reply_to=found), events)
+        link_to = node.Connection(fleet, "car-1", key, events, lambda line: None)
+        link = node._Link(link_to, lambda found, context: Message(RecordDict(), reply_to=found), events)
         monkeypatch.setattr(link, "_get", link._get if "PullObject" in answers else lambda head, tree: head)
         link.answer(message, get_object_tree(message))
         sent = [request.messages_list[0] for name, request in server.asked if name == "PushMessages"]
@@ -154,7 +232,7 @@ def linked(fleet, monkeypatch):
 
 def test_a_message_that_cannot_be_got_is_answered_with_an_error(linked):
     sent, log = linked(PullObject=[PullObjectResponse(object_found=False)])
-    assert sent == ["the model could not be received or sent (ObjectPullError), see the client's log"]
+    assert sent == ["the model could not be received or sent (PartError), see the client's log"]
     assert "not delivered" in log
 
 
@@ -167,27 +245,13 @@ def test_a_reply_that_cannot_be_sent_is_replaced_by_an_error(linked):
     assert "run over" in linked(PushMessages=[status(403)])[1]
 
 
-class Link:
-    """The SuperLink's part that the steward needs."""
-
-    def open_run(self):
-        return supervisor.Ticket(1, 2, "token")
-
-    def close_run(self, ticket, ok):
-        return 0, 0
-
-
 @pytest.fixture
 def kept(fleet, monkeypatch):
-    """A steward whose runs are processes that wait."""
-    found = supervisor.Supervisor(
-        fleet, Link(), ServerData("scenes"), "127.0.0.1:1", Events(fleet.server / "log.jsonl")
-    )
-    real = subprocess.Popen
-    wait = [sys.executable, "-c", "import sys; sys.stdin.buffer.readline(); sys.stdin.buffer.read()"]
-    monkeypatch.setattr(supervisor.subprocess, "Popen", lambda command, **words: real(wait, **words))
+    """A supervisor whose runs are processes that wait."""
+    found = supervisor_of(fleet)
+    only_wait(monkeypatch)
     yield found
-    found._stop()
+    found._end_run("stopped")
 
 
 def state(fleet):
@@ -207,7 +271,7 @@ def test_an_order_waits_until_the_last_run_has_gone(fleet, kept):
     kept._watch()
     kept._obey()
     assert read_json(fleet.server / "status.json")["id"] == "2" and kept.child is not None
-    kept._stop()
+    kept._end_run("stopped")
     assert state(fleet) == "stopped"
 
 
@@ -215,9 +279,7 @@ def test_an_order_given_while_the_server_starts_is_taken_and_an_old_one_is_not(f
     for order, taken in [({"time": time.time()}, "7"), ({"time": 0.0}, "8"), ({}, "8")]:
         write_json(fleet.server / "status.json", {"id": "7", "run": "a", "state": "failed"})
         write_json(fleet.server / "wanted.json", {"id": "8", "do": "start", "run": "a", **order})
-        found = supervisor.Supervisor(
-            fleet, Link(), ServerData("scenes"), "127.0.0.1:1", Events(fleet.server / "log.jsonl")
-        )
+        found = supervisor_of(fleet)
         assert found.answered == taken
 
 
@@ -239,17 +301,17 @@ def test_a_run_that_finishes_while_it_is_stopped_is_finished(fleet, kept):
         real(number)
 
     kept.child.send_signal = finish
-    kept._stop()
+    kept._end_run("stopped")
     assert state(fleet) == "finished"
 
 
-def test_a_run_that_systemd_ended_is_stopped(fleet, kept):
+def test_a_run_that_systemd_ended_is_interrupted(fleet, kept):
     write_json(fleet.server / "wanted.json", {"id": "1", "do": "start", "run": "a"})
     kept._obey()
     kept.child.terminate()
     kept.child.wait(60)
     kept._watch()
-    assert state(fleet) == "stopped"
+    assert state(fleet) == "interrupted" and kept.pending is None  # this process is told to stop, too
 
 
 def test_a_key_that_is_half_written_stays(fleet):

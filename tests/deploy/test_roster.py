@@ -22,9 +22,13 @@ def test_another_version_is_refused():
     """The guide asks for the same version everywhere; a release that only mends something is the same."""
     major, minor, *_ = __version__.split(".")
     assert refusal("a", Capabilities("a", 4, 10, 2, f"{major}.{minor}.99"), None) is None
-    for other in (f"{major}.{int(minor) + 1}.0", f"{int(major) + 1}.{minor}.0", ""):
+    for other in (f"{major}.{int(minor) + 1}.0", f"{int(major) + 1}.{minor}.0"):
         why = refusal("a", Capabilities("a", 4, 10, 2, other), None)
-        assert f"it has fedqssl {other}, but the server has {__version__}" in why
+        line = (
+            f"the client has fedqssl {other}, but the server has {__version__}; upgrade the server to fedqssl {other}"
+        )
+        assert why == line
+    assert "upgrade the client" in refusal("a", Capabilities("a", 4, 10, 2, ""), None)
 
 
 def test_who_comes_back_is_who_it_was():

@@ -1,35 +1,18 @@
 """``fedqssl watch``: a page of a run that is still going, for this machine alone."""
 
-import http.client
 import shutil
-import threading
-from contextlib import contextmanager
 
 import pytest
 
 from commands import cli
 from fedqssl.reporting.live import LivePage, server
 from fedqssl.reporting.page import build_report
+from loopback_page import ask, served
 from tiny_run import known_run
 
 
-@contextmanager
 def watched(folder, **settings):
-    with server(LivePage(folder, **settings), 0) as found:
-        thread = threading.Thread(target=found.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield found.server_address[1]
-        finally:
-            found.shutdown()
-            thread.join(20)
-
-
-def ask(port, path="/", host=None, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, headers={"Host": host or f"127.0.0.1:{port}"})
-    reply = connection.getresponse()
-    return reply.status, reply.read().decode(), dict(reply.getheaders())
+    return served(server(LivePage(folder, **settings), 0))
 
 
 @pytest.fixture

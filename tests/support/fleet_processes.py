@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from fedqssl.cli.main import app
 from fedqssl.deploy import control
-from fedqssl.deploy.control import collect
 from fedqssl.deploy.fleet import Fleet
 from fedqssl.deploy.scaffold import make_fleet
+from fedqssl.deploy.status import collect
 
 PATIENCE = 1500
 """Seconds that something may take on a busy machine before a test gives up."""

@@ -26,6 +26,7 @@ UNIT = (
     "studies/bench/test_timing.py",
     "studies/theory",
     "test_architecture.py",
+    "test_dockerfile.py",
     "test_marks.py",
     "test_messages.py",
     "test_mutants.py",

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fedqssl.cli.arguments import INTERRUPTED
+
 app = typer.Typer(
     help="Run on real machines: TLS, a key for each client, and data that never leave their machine.",
     no_args_is_help=True,
@@ -43,6 +45,21 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Torch threads (1).")]
 Server = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Address of the server, if it differs from the fleet's.")
 ]
+MaxRate = Annotated[
+    str | None, typer.Option("--max-rate", metavar="RATE", help="Bytes per second, on average: 200k, 2M.")
+]
+Hours = Annotated[
+    str | None, typer.Option(metavar="FROM-TO", help="Take part only at this time of the day: 1-6, 22:30-6.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume/--no-resume", help="Resume a run that was interrupted when the server stopped.")
+]
+Page = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT", help="Show the fleet in the browser, on this machine only unless HOST is given."
+    ),
+]
 Group = Annotated[
     str | None, typer.Option(help="Bursts that stay together (docs/how-to/own-photos.md): none, prefix or folder.")
 ]
@@ -52,6 +69,13 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Se
 Wait = Annotated[bool, typer.Option("--wait", help="Show the run until it ends.")]
 New = Annotated[bool, typer.Option("--new", help="Start a new run even though the last one is not finished.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+AppFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")]
+AppPreset = Annotated[str, typer.Option("--preset", help="A preset or a TOML file.")]
+AppOut = Annotated[
+    Path | None, typer.Option("--out", help="Where its runs are kept, on the server; DIR/runs by default.")
+]
 
 
 def _check() -> None:
@@ -99,10 +123,13 @@ def server(
     port: Port = None,
     max_mib: MaxMib = None,
     on_bad: OnBadServer = None,
+    resume: Resume = True,
+    page: Page = None,
 ) -> None:
-    """Serve a fleet (Flower's SuperLink and the server part of runs) until Ctrl-C.
+    """Serve a fleet and carry out its runs until Ctrl-C.
 
-    Without --buffer and --eval, the images of the previous start are used.
+    Without --buffer and --eval, the images of the previous start are used. A run that was interrupted, because the server or its
+    machine stopped, is resumed.
 
     For example: fedqssl deploy server my-fleet/ --buffer folder:/public
     """
@@ -118,15 +145,43 @@ def server(
     found = Fleet.open(fleet)
     last = found.exchanged(LAST) if buffer is None and labeled is None else {}
     own, _, own_port = found.address.rpartition(":")
-    given = {"buffer": buffer, "eval": labeled, "host": host, "max_mib": max_mib}
-    known: dict[str, Any] = {"buffer": last.get("buffer"), "eval": last.get("labeled"), "max_mib": 256}
+    given = {"buffer": buffer, "eval": labeled, "host": host, "max_mib": max_mib, "page": page}
+    known: dict[str, Any] = {"buffer": last.get("buffer"), "eval": last.get("labeled"), "max_mib": 256, "page": None}
     known["host"] = "127.0.0.1" if is_loopback(own.strip("[]")) else "0.0.0.0"
     values = _settings(found.server / "server.toml", given, known)
     if values["buffer"] is None:
         raise FleetError("the server needs images of its own: --buffer folder:PATH")
     on_bad = on_bad or last.get("on_bad") or "error"
     data = ServerData(absolute(values["buffer"]), values["eval"] and absolute(values["eval"]), on_bad)
-    serve(found, data, values["host"], port or int(own_port), values["max_mib"] << 20, typer.echo)
+    most = values["max_mib"] << 20
+    serve(found, data, values["host"], port or int(own_port), most, typer.echo, resume, values["page"])
+
+
+@app.command()
+def renew(fleet: Folder, host: Host = None, port: Port = None) -> None:
+    """Renew the server's certificate; with --host or --port, change the fleet's address. Clients keep their keys.
+
+    For example: fedqssl deploy renew my-fleet/ --host 192.168.1.9
+    """
+    _check()
+    from fedqssl.deploy import scaffold
+    from fedqssl.deploy.fleet import Fleet
+
+    for line in scaffold.renew(Fleet.open(fleet), host, port):
+        typer.echo(line)
+
+
+@app.command("flower-app")
+def flower_app(folder: AppFolder, preset: AppPreset = "quickstart", out: AppOut = None) -> None:
+    """Write a Flower app that carries our runs, for flwr run, SuperLinks and SuperNodes.
+
+    For example: fedqssl deploy flower-app my-app/ --preset quickstart
+    """
+    from fedqssl.deploy.flower_template import write_app
+
+    for path in write_app(folder, preset, out):
+        typer.echo(path)
+    typer.echo(f"start it with: flwr run {folder} --stream; README.md in it says more")
 
 
 @app.command()
@@ -140,6 +195,8 @@ def client(
     on_bad: OnBad = "error",
     trust: Trust = False,
     group: Group = None,
+    max_rate: MaxRate = None,
+    hours: Hours = None,
 ) -> None:
     """Take part with the images on this machine, which stay here, until Ctrl-C.
 
@@ -151,11 +208,12 @@ def client(
     from fedqssl.config.schema import parse_bits
     from fedqssl.deploy.client_process import join
     from fedqssl.deploy.fleet import Fleet, FleetError
+    from fedqssl.deploy.limits import Allowance
 
     found = Fleet.open(fleet)
     found = found if server is None else replace(found, address=server)
-    given = {"bits": bits, "data": data, "threads": threads, "group": group}
-    known: dict[str, Any] = {"bits": 0, "data": None, "threads": 1, "group": "none"}
+    given = {"bits": bits, "data": data, "threads": threads, "group": group, "max_rate": max_rate, "hours": hours}
+    known: dict[str, Any] = dict.fromkeys(given) | {"bits": 0, "threads": 1, "group": "none"}
     values = _settings(found.client(name) / "client.toml", given, known)
     if not values["bits"] or values["data"] is None:
         raise FleetError("a client needs --bits and --data, on the command line or in its client.toml")
@@ -163,7 +221,8 @@ def client(
         parse_bits(values["bits"])
     except ValueError as error:
         raise FleetError(f"--bits {error}") from None
-    how = values["threads"], on_bad, trust, typer.echo, values["group"]
+    limits = Allowance.parse(values["max_rate"], values["hours"])
+    how = values["threads"], on_bad, trust, typer.echo, values["group"], limits
     join(found, name, values["bits"], values["data"], *how)
 
 
@@ -183,8 +242,11 @@ def start(fleet: Folder, words: Words = None, preset: Preset = None, wait: Wait 
         typer.echo(f"follow it with: fedqssl deploy status {fleet}")
         return
     status = control.follow(found, name, typer.echo)
+    if status.get("state") == "stopped":
+        typer.echo(f"{name} was stopped; resume it with: fedqssl deploy start {fleet}")
+        raise typer.Exit(INTERRUPTED)
     if status.get("state") != "finished":
-        raise FleetError(f"{name} {status.get('state')}: {status.get('error') or 'no error was recorded'}")
+        raise FleetError(control.ended(name, status, fleet))
     typer.echo(f"results are in {found.runs / name}; start with {found.runs / name / 'summary.md'}")
 
 
@@ -200,14 +262,16 @@ def stop(fleet: Folder) -> None:
 @app.command()
 def status(fleet: Folder, json: Json = False) -> None:
     """Show which clients are connected, their bits, when each was last seen, and bytes transferred."""
-    from fedqssl.deploy import control
     from fedqssl.deploy.fleet import Fleet
+    from fedqssl.deploy.status import awaited, collect, table
 
-    values = control.collect(Fleet.open(fleet))
+    values = collect(Fleet.open(fleet))
     if json:
         typer.echo(json_format.dumps(values, indent=1))
         return
-    Console().print(control.table(values))
+    Console().print(table(values))
+    if line := awaited(values):
+        typer.echo(line)
     if values["run"]["error"]:
         typer.echo(f"the run's error: {values['run']['error']}")
     for name, c in values["clients"].items():

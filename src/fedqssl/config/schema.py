@@ -151,7 +151,8 @@ class RunConfig(Section):
     client_cpus: Positive = 1.0
     """For ``engine = "flower-sim"``: cores that Ray reserves for each client."""
     deadline: MaybePositive = None
-    """Seconds after which a round continues without the clients that have not replied (Flower only)."""
+    """Seconds after which a round continues without the clients that have not replied (Flower only). By default real machines
+    have four times as long as the slowest of them usually takes, at least five minutes; a simulation waits."""
     track: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
     """Tracker that also receives each round's figures; needs the extra of the same name."""
 

@@ -14,11 +14,13 @@ from fedqssl.data.registry import HOLDOUT, SPLITS, is_labeled, load_dataset
 from fedqssl.deploy.client_role import FleetClient
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, only_one
+from fedqssl.deploy.limits import Allowance
 from fedqssl.deploy.roster import MIN_IMAGES
 from fedqssl.deploy.scaffold import own_key
 from fedqssl.deploy.store import Store
 from fedqssl.engines.flower.client import client_app
 from fedqssl.models.registry import IMAGE_SIZE
+from fedqssl.units import counted
 
 
 def join(
@@ -31,6 +33,7 @@ def join(
     trust: bool,
     say: Callable[[str], None],
     group: Group = "none",
+    allowance: Allowance | None = None,
 ) -> None:
     """Take part until SIGTERM or Ctrl-C."""
     check_on_bad(on_bad)
@@ -44,7 +47,7 @@ def join(
 
     train, test = read(IMAGE_SIZE)
     if len(train) < MIN_IMAGES:
-        raise FleetError(f"{data} has {len(train)} training images; at least {MIN_IMAGES} are needed")
+        raise FleetError(f"{data} has {counted(len(train), 'training image')}; at least {MIN_IMAGES} are needed")
     made = own_key(fleet, name)  # last: on the server's machine, who has a key may connect
     home = fleet.client(name)
     with only_one(home, f"client {name}"):
@@ -52,7 +55,7 @@ def join(
         client = FleetClient(name, bits, train, test, Store(home / "state"), events, trust, read)
         if len(client.held) < MIN_IMAGES:
             raise FleetError(
-                f"{data} leaves {name} {len(client.held)} training images; at least {MIN_IMAGES} are needed"
+                f"{data} leaves {name} {counted(len(client.held), 'training image')}; at least {MIN_IMAGES} are needed"
             )
         if made:
             say(
@@ -61,7 +64,7 @@ def join(
         torch.set_num_threads(threads)
         from fedqssl.deploy.node import run_node
 
-        run_node(fleet, name, client_app(lambda context: client), events, say)
+        run_node(fleet, name, client_app(lambda context: client), events, say, allowance)
 
 
 def _check_known(fleet: Fleet, name: str) -> None:

@@ -1,4 +1,4 @@
-"""``start``, ``stop`` and ``status``: files in the server's folder, so that only users who can write there control the server."""
+"""``start`` and ``stop``: files in the server's folder, so that only users who can write there control the server."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from fedqssl.config import RunConfig, load_config, to_toml
 from fedqssl.config.load import parse_words
-from fedqssl.deploy.fleet import GOING, OVER, Fleet, FleetError, full
+from fedqssl.deploy.fleet import GOING, INTERRUPTED, OVER, Fleet, FleetError, full
 from fedqssl.files import write_atomically, write_json
 
 LAST = "last.json"
@@ -36,9 +34,14 @@ def _order(fleet: Fleet, **values: str) -> str:
     return number
 
 
+def is_finished(fleet: Fleet, run: str) -> bool:
+    """Whether a run has its result."""
+    return (fleet.runs / run / "result.json").exists()
+
+
 def unfinished(fleet: Fleet) -> str | None:
     """The newest unfinished run."""
-    waiting = [f for f in fleet.runs.glob("*.toml") if not (fleet.runs / f.stem / "result.json").exists()]
+    waiting = [f for f in fleet.runs.glob("*.toml") if not is_finished(fleet, f.stem)]
     return max(waiting, key=lambda f: f.stat().st_mtime).stem if waiting else None
 
 
@@ -61,10 +64,15 @@ def requested(preset: str, settings: Sequence[str]) -> RunConfig:
 
 
 def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool = False) -> tuple[str, bool]:
-    """Start a run, or resume the unfinished one; returns its name and whether it was resumed."""
+    """Start a run, or resume the unfinished one; returns its name and whether it was resumed.
+
+    A server that was restarted resumes its run itself: to ask for that once more is not an error.
+    """
     _check_serving(fleet)
     status = fleet.exchanged("status.json")
     if status.get("state") in GOING:
+        if preset is None and not settings and not new:
+            return str(status.get("run")), True
         raise FleetError(
             f"{status.get('run')} is running; see fedqssl deploy status, or stop it with fedqssl deploy stop"
         )
@@ -72,7 +80,7 @@ def start(fleet: Fleet, preset: str | None, settings: Sequence[str], new: bool =
     if known is None:
         if preset is None:
             raise FleetError("there is no run to resume; start one with --preset")
-        name = _next(fleet.runs, Path(preset).stem)
+        name = next_name(fleet.runs, Path(preset).stem)
         write_atomically(fleet.runs / f"{name}.toml", to_toml(requested(preset, settings)).encode())
     elif preset is not None and to_toml(requested(preset, settings)) != _text(fleet, known):
         raise FleetError(
@@ -103,7 +111,8 @@ def _text(fleet: Fleet, name: str) -> str:
     return (fleet.runs / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _next(runs: Path, name: str) -> str:
+def next_name(runs: Path, name: str) -> str:
+    """The name of the next run of a preset: ``smoke-3``."""
     taken = [f.stem.removeprefix(f"{name}-") for f in runs.glob(f"{name}-*.toml")]
     return f"{name}-{max((int(n) for n in taken if n.isdecimal()), default=0) + 1}"
 
@@ -126,6 +135,20 @@ def stop(fleet: Fleet) -> str:
     return str(status["run"])
 
 
+def _is_over(status: dict[str, Any]) -> bool:
+    """Whether a run has ended; one that was interrupted while its server lives is about to be resumed."""
+    return status.get("state") in OVER and not status.get("resuming")
+
+
+def ended(name: str, status: dict[str, Any], folder: Path) -> str:
+    """Why a run that somebody was waiting for is not finished."""
+    if status.get("run") != name:
+        return f"{name} ended, and {status.get('run')} was started; see fedqssl deploy status {folder}"
+    if status.get("state") in (*GOING, INTERRUPTED):
+        return f"the server stopped, and {name} with it; start the server again, and it resumes the run"
+    return f"{name} failed: {status.get('error') or 'no error was recorded'}"
+
+
 def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Show the run's log until it ends; returns its final status."""
     log, warned = fleet.runs / name / "log.txt", False
@@ -135,7 +158,7 @@ def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any
             say(f"warning: {why}; until there is space, the run cannot continue, and its state here may be old")
             warned = True
         status = fleet.exchanged("status.json")
-        over = status.get("run") != name or status.get("state") in OVER or not fleet.serving()
+        over = status.get("run") != name or _is_over(status) or not fleet.serving()
         if log.exists():
             with log.open(encoding="utf-8") as file:
                 file.seek(shown)
@@ -145,53 +168,3 @@ def follow(fleet: Fleet, name: str, say: Callable[[str], None]) -> dict[str, Any
         if over:
             return status
         time.sleep(0.5)
-
-
-def collect(fleet: Fleet) -> dict[str, Any]:
-    """The current status as JSON values: the server, its run, and every client whose key is known."""
-    nodes, status = fleet.exchanged("nodes.json"), fleet.exchanged("status.json")
-    serving, told = fleet.serving(), status.get("clients") or {}
-    clients = {}
-    for name in sorted({*fleet.public_keys(), *told}):
-        node, known = (nodes.get("clients") or {}).get(name, {}), told.get(name, {})
-        clients[name] = {
-            "connected": serving and bool(node.get("connected")),
-            "bits": known.get("bits"),
-            "images": known.get("images"),
-            "last_seen": node.get("last_seen") or None,
-            "bytes_up": known.get("bytes_up", 0),
-            "bytes_down": known.get("bytes_down", 0),
-            "wire_received": node.get("received", 0),
-            "wire_sent": node.get("sent", 0),
-            "refused": (status.get("refused") or {}).get(name) or node.get("twin") or None,
-        }
-    run = {key: status.get(key) for key in ("run", "state", "error", "round", "rounds", "folder")}
-    if not serving and run["state"] not in (None, *OVER):
-        run["state"] = "interrupted"
-    return {"fleet": str(fleet.path), "address": fleet.address, "serving": serving, "run": run, "clients": clients}
-
-
-def table(values: dict[str, Any]) -> Table:
-    """The status as text."""
-    run, up = values["run"], "up" if values["serving"] else "down"
-    now = f"{run['run']} {run['state']}, round {run['round'] or 0} of {run['rounds'] or '?'}"
-    columns = ("client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up")
-    found = Table(*columns, title=f"server {up}; {now if run['run'] else 'no run'}")
-    for name, c in values["clients"].items():
-        seen = "never" if c["last_seen"] is None else f"{max(0, time.time() - c['last_seen']):.0f} s ago"
-        known = ["-" if c[key] is None else str(c[key]) for key in ("bits", "images")]
-        sizes = [f"{c[key] / 1024:.0f} KiB" for key in ("bytes_up", "bytes_down", "wire_received")]
-        found.add_row(name, "yes" if c["connected"] else "no", *known, seen, *sizes)
-    return found
-
-
-def prometheus(values: dict[str, Any]) -> str:
-    """The status in the text format that Prometheus reads."""
-    run = values["run"]
-    lines = [f"fedqssl_serving {int(values['serving'])}", f"fedqssl_round {run['round'] or 0}"]
-    lines.append(f"fedqssl_running {int(run['state'] in GOING)}")
-    for name, c in values["clients"].items():
-        seen = {"connected": int(c["connected"]), "last_seen_seconds": c["last_seen"] or 0}
-        sizes = {f"{key}_bytes": c[key] for key in ("wire_received", "wire_sent")}
-        lines += [f'fedqssl_client_{key}{{client="{name}"}} {value}' for key, value in {**seen, **sizes}.items()]
-    return "\n".join(lines) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import threading
@@ -13,8 +14,26 @@ from typing import Any
 
 REFUSALS = 20
 """Lines about refused requests in a minute: strangers cause them, and must not fill the disk."""
-LARGEST = 32 << 20
-"""Bytes after which a log begins anew; the old one is kept beside it once."""
+LARGEST, KEPT = 8 << 20, 4
+"""Bytes after which a log begins anew, and how many older ones are kept beside it: ``log.jsonl.1`` is the newest of them."""
+
+
+def _too_large(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > LARGEST
+
+
+def rotate(path: Path) -> None:
+    """Begin a log anew if it is too large; several processes may write to it."""
+    if not _too_large(path):
+        return
+    with path.with_name(f".{path.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _too_large(path):
+            return  # another process was faster
+        for number in range(KEPT - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(path.with_name(f"{path.name}.{number}"), path.with_name(f"{path.name}.{number + 1}"))
+        os.replace(path, path.with_name(f"{path.name}.1"))
 
 
 class Events:
@@ -29,8 +48,7 @@ class Events:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = json.dumps({"time": stamp, "event": event, **values})
         with self._lock, contextlib.suppress(OSError):
-            if self.path.exists() and self.path.stat().st_size > LARGEST:
-                os.replace(self.path, self.path.with_name(self.path.name + ".1"))
+            rotate(self.path)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
 

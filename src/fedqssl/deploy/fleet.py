@@ -21,8 +21,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-GOING, OVER = ("starting", "waiting", "running"), ("finished", "failed", "stopped")
-"""States of a run in ``status.json``."""
+INTERRUPTED = "interrupted"
+GOING, OVER = ("starting", "waiting", "running"), ("finished", "failed", "stopped", INTERRUPTED)
+"""States of a run in ``status.json``: stopped by ``deploy stop``, interrupted because the server or its machine stopped."""
 SPACE = 32 << 20
 """Bytes that a server needs to begin: its state, logs, and the first models."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import httpx
 from flwr.serverapp import Grid
 
 from fedqssl.config import load_config, load_run_config, to_toml
@@ -17,11 +18,15 @@ from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData
 from fedqssl.deploy.keys import public_keys
 from fedqssl.deploy.roster import Roster, ServerImages, first_model, read_roster, refusal, roster_json
+from fedqssl.deploy.watching import FleetWatch
 from fedqssl.engines.flower.engine import FlowerEngine
-from fedqssl.engines.flower.exchange import Exchange
+from fedqssl.engines.flower.exchange import Exchange, ExchangeError
+from fedqssl.engines.flower.patience import Patience
+from fedqssl.engines.flower.wire import Capabilities
 from fedqssl.federated.context import Context
 from fedqssl.files import read_json_or_none as read_json
 from fedqssl.files import write_json
+from fedqssl.reporting import finished_report
 from fedqssl.runs.describe import describe_data
 from fedqssl.runs.equipment import Equipment
 from fedqssl.runs.folder import Checkpoint, RunFolder
@@ -29,13 +34,14 @@ from fedqssl.runs.lifecycle import Logged, check_model, check_surroundings, envi
 from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import RunResult
 from fedqssl.runs.round import first_checkpoint, server_learning_rate
+from fedqssl.units import counted
 
 POLL = 0.5
 ANSWER = 60.0
 """Seconds within which a connected client reports its capabilities; a client that is training answers later."""
 PATIENCE = 300.0
 """Seconds until a client that did not answer, or may not take part, is asked again if the run has enough others."""
-RETURN = 60.0
+RETURN = 180.0
 """Seconds for which a resumed run waits for its earlier clients: without them its results would differ."""
 
 
@@ -50,6 +56,7 @@ class FleetRun:
         self.roster: Roster = {}
         self.refused: dict[str, str] = {}
         self.ask_again: dict[str, float] = {}
+        self.awaited: tuple[list[str], float] = [], 0.0
         self.round, self.totals = 0, {"up": dict[str, int](), "down": dict[str, int]()}
 
     def play(self, shown: Progress) -> RunResult:
@@ -57,8 +64,10 @@ class FleetRun:
         try:
             result = self._play(shown)
         except BaseException as error:
+            # without the server there is no run, and when the server is back, it resumes the run
+            state = "interrupted" if isinstance(error, (httpx.TransportError, ExchangeError)) else "failed"
             with suppress(OSError):  # of a full disk, which must not replace the error that matters
-                self._status("failed", " ".join(str(error).split()) or type(error).__name__)
+                self._status(state, " ".join(str(error).split()) or type(error).__name__)
             raise
         self.round, ends = result.rounds, result.clients.items()
         self.totals = {"up": {n: c.bytes_up for n, c in ends}, "down": {n: c.bytes_down for n, c in ends}}
@@ -82,6 +91,7 @@ class FleetRun:
         run, context = self._identity(), images.context(self.config, self.roster)
         check_model(context)
         engine = FlowerEngine(context, run, self.exchange, shown.tick)
+        engine.watch = watch = self._watch(engine, progress)
         self._wait(engine, progress, before)
         done = self.folder.latest()
         if done is not None and done.rounds_done >= self.config.rounds:  # too late to join
@@ -102,9 +112,11 @@ class FleetRun:
                     checkpoint = self._welcome(context, checkpoint, new, progress)
                 self.round, self.totals = checkpoint.rounds_done, vars(checkpoint.totals)
                 self._status("running")
+                watch.what = f"round {checkpoint.rounds_done + 1}"
                 return context, checkpoint
 
             def accuracies(context: Context, payloads: Mapping[str, bytes]) -> dict[str, float]:
+                watch.what, watch.evaluating = "the evaluation", True
                 found = engine.accuracies(context, payloads)
                 for name, why in engine.unserved.items():
                     progress.say(f"warning: {name} did not receive its final model: {why}")
@@ -117,7 +129,12 @@ class FleetRun:
                 return found
 
             equipment = Equipment(engine, pool, self.folder, progress, arrivals, accuracies)
-            return play_to_end(context, checkpoint, equipment)
+            result = play_to_end(context, checkpoint, equipment)
+        progress.say(finished_report(self.folder.path))
+        return result
+
+    def _watch(self, engine: FlowerEngine, progress: Progress) -> FleetWatch:
+        return FleetWatch(self.fleet, Patience(self.config.deadline), self._await, progress.say)
 
     def _identity(self) -> str:
         """The run's own id, by which clients recognise a repeated round."""
@@ -151,7 +168,8 @@ class FleetRun:
         lr = server_learning_rate(self.config, min(checkpoint.rounds_done, self.config.rounds - 1))
         payloads = dict(checkpoint.payloads)
         for name in new:
-            progress.say(f"{name} joins with {self.roster[name].bits} bits and {self.roster[name].samples} images")
+            told = self.roster[name]
+            progress.say(f"{name} joins with {counted(told.bits, 'bit')} and {counted(told.samples, 'image')}")
             payloads[name] = first_model(context, checkpoint, self.roster[name].bits, lr)
         self._write_clients(context)
         return replace(checkpoint, payloads=payloads)
@@ -168,8 +186,9 @@ class FleetRun:
             if len(engine.nodes) >= self.config.min_clients and (not missing or time.monotonic() > end):
                 return
             if not told:
-                there = f"{len(engine.nodes)} of {max(self.config.min_clients, len(before))} are connected"
-                progress.say(f"waiting for clients: {there}")
+                there = f"{len(engine.nodes)} of {max(self.config.min_clients, len(before))} connected"
+                who = f"; expected back: {', '.join(missing)}" if missing else ""
+                progress.say(f"waiting for clients: {there}{who}")
                 told = True
             self._status("waiting")
             time.sleep(POLL)
@@ -188,17 +207,32 @@ class FleetRun:
         }
         for name, told in engine.discover(unknown, ANSWER).items():
             self.ask_again[name] = now + PATIENCE  # so that one who never answers does not hold up every round
-            why = told if isinstance(told, str) else refusal(name, told, self.roster.get(name))
-            if why is not None or isinstance(told, str):
-                if self.refused.get(name) != why:
-                    progress.say(f"warning: {name} cannot take part: {why}")
-                    self.events.note("client refused", client=name, why=why)
-                self.refused[name] = str(why)
-                continue
-            self.refused.pop(name, None)
-            engine.known[name] = self.roster[name] = told
-            self.events.note("client joined", client=name, bits=told.bits, images=told.samples, version=told.version)
+            self._take(engine, progress, name, told)
         engine.nodes = {name: node for name, node in here.items() if name in engine.known}
+
+    def _take(self, engine: FlowerEngine, progress: Progress, name: str, told: Capabilities | str) -> bool:
+        """Let a client take part if what it told, or why it told nothing, allows it; returns whether it may."""
+        why = told if isinstance(told, str) else refusal(name, told, self.roster.get(name))
+        if why is not None or isinstance(told, str):
+            if self.refused.get(name) != why:
+                progress.say(f"warning: {name} cannot take part: {why}")
+                self.events.note("client refused", client=name, why=why)
+            self.refused[name] = str(why)
+            return False
+        self.refused.pop(name, None)
+        engine.known[name] = self.roster[name] = told
+        self.events.note("client joined", client=name, bits=told.bits, images=told.samples, version=told.version)
+        return True
+
+    def _await(self, names: list[str], since: float) -> None:
+        """Tell ``deploy status`` and the report whom the round is waiting for."""
+        self.awaited = names, since
+        self._status("running")
+        note = self.folder.path / "awaited.json"
+        if names:
+            write_json(note, {"clients": names, "since": since})
+        else:
+            note.unlink(missing_ok=True)
 
     def _status(self, state: str, error: str | None = None) -> None:
         """Update ``status.json`` for ``deploy status``; the supervisor's ``id`` is kept."""
@@ -216,6 +250,8 @@ class FleetRun:
         }
         about = {"run": self.name, "state": state, "error": error, "round": self.round, "rounds": self.config.rounds}
         more = {"folder": str(self.folder.path), "clients": clients, "refused": self.refused, "time": time.time()}
+        awaited, since = self.awaited if state == "running" else ([], 0.0)
+        more |= {"awaited": awaited, "awaited_since": since}
         write_json(path, {"id": before.get("id"), **about, **more})
 
 

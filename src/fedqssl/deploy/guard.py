@@ -19,6 +19,7 @@ from flwr.proto.message_pb2 import PushObjectRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,import-not-found]
 
 from fedqssl.deploy.events import Events
+from fedqssl.deploy.versions import HEADER, disagreement, own_versions, read_versions
 from fedqssl.listen import Doors, answer
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ MAX_LIST = 1 << 16
 JOIN = "/v1/fleet/activate-node"
 TWIN_SECONDS, JOINS = 120.0, 5
 """Two machines with one key push each other out: they join this often, or come from two addresses, within this time."""
+UPGRADE = 426
+"""HTTP's status for a client whose version does not fit."""
 KEPT = 64
 """Number of messages per client whose sizes are remembered."""
 
@@ -58,13 +61,14 @@ class RefusedError(ValueError):
 class Traffic:
     """One client's traffic since the server started: bytes of accepted requests and of their responses, and the last time.
 
-    ``twin`` says that its key seems to be used by two machines.
+    ``twin`` says that its key seems to be used by two machines; ``joins`` counts how often it has connected anew.
     """
 
     received: int = 0
     sent: int = 0
     last_seen: float = 0.0
     twin: str = ""
+    joins: int = 0
 
 
 @dataclass
@@ -135,6 +139,7 @@ class Guard:
         events: the log of rejected requests.
         doors: the server's connections; those of requests with a known key do not make room for others.
         names: client names by public key (PEM).
+        outdated: clients that were refused because of their versions, and which side to upgrade.
     """
 
     app: ASGIApp
@@ -145,6 +150,7 @@ class Guard:
     traffic: dict[str, Traffic] = field(default_factory=dict)
     outboxes: dict[str, Outbox] = field(default_factory=dict)
     places: dict[str, Places] = field(default_factory=dict)
+    outdated: dict[str, str] = field(default_factory=dict)
 
     def know(self, name: str, public_key: bytes) -> None:
         """Count what is sent with this key as this client's."""
@@ -172,6 +178,9 @@ class Guard:
         seen, outbox = self.traffic.get(name) or Traffic(), self.outboxes.get(name) or Outbox()
         if name:
             self._prove(scope)
+        if name and scope["path"] == JOIN and (why := self._versions(name, scope)):
+            await answer(send, UPGRADE, {"error": why}, CLOSE)
+            return
         try:
             body = await _body(scope, receive, REQUEST if name else STRANGER)
             push = _push(scope["path"], body)
@@ -189,7 +198,20 @@ class Guard:
             size.length, size.pieces = size.length - len(body), size.pieces - listed
         elif status:
             seen.received, seen.sent, seen.last_seen = seen.received + len(body), seen.sent + sent, time.time()
+            seen.joins += scope["path"] == JOIN
             self._look(name, seen, scope)
+
+    def _versions(self, name: str, scope: Scope) -> str | None:
+        """Why the versions of a client that joins do not fit ours; a client of before this header is asked later."""
+        told = next((value for key, value in scope["headers"] if key == HEADER.encode()), b"")
+        why = disagreement(read_versions(told.decode("latin-1")), own_versions())
+        if why and self.outdated.get(name) != why:
+            self.events.note("other version", client=name, why=why)
+        if why:
+            self.outdated[name] = why
+        else:
+            self.outdated.pop(name, None)
+        return why
 
     def _look(self, name: str, seen: Traffic, scope: Scope) -> None:
         """Notice a client whose key two machines use, and name it."""
@@ -267,7 +289,7 @@ def pieces(content: bytes) -> int:
             return len(listed)
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
-    raise RefusedError("an array of its message is not written as Flower writes it")
+    raise RefusedError("an array of its message has an unknown form")
 
 
 def _push(path: str, body: bytes) -> Push | None:

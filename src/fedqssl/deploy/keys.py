@@ -1,6 +1,6 @@
 """Certificates and keys: the fleet's own authority, the server's certificate, and a key pair for each client.
 
-Private keys are created readable only by their owner, and never overwritten.
+Private keys are created readable only by their owner, and never overwritten; certificates can be renewed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,8 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedqssl.deploy.fleet import Fleet, FleetError
+from fedqssl.files import write_atomically
 
 YEARS = 10
+AUTHORITY = "fedqssl fleet"
+HERE = ("localhost", "127.0.0.1", "::1")
 PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 
 
@@ -65,20 +69,23 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def make_certificates(fleet: Path, hosts: list[str]) -> None:
-    """``ca.crt``, and in ``server/`` the authority's key, ``server.crt`` for these hosts, and its key."""
-    authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    root = (
-        _certificate("fedqssl fleet", "fedqssl fleet", authority)
+def _authority(key: PrivateKey) -> x509.Certificate:
+    """The fleet's own authority; made anew with the same key, it still recognises what it signed before."""
+    return (
+        _certificate(AUTHORITY, AUTHORITY, key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
-        .add_extension(identifier, critical=False)
-        .sign(authority, hashes.SHA256())
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
     )
-    known = dict.fromkeys(["localhost", "127.0.0.1", "::1", *hosts])
-    leaf = (
-        _certificate("fedqssl server", "fedqssl fleet", key)
+
+
+def _leaf(authority: PrivateKey, key: PrivateKey, hosts: Sequence[str]) -> x509.Certificate:
+    """The server's certificate for these hosts and this machine."""
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    known = dict.fromkeys([*HERE, *hosts])
+    return (
+        _certificate("fedqssl server", AUTHORITY, key)
         .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in known]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage("digital_signature"), critical=True)
@@ -86,10 +93,55 @@ def make_certificates(fleet: Path, hosts: list[str]) -> None:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(authority, hashes.SHA256())
     )
+
+
+def make_certificates(fleet: Path, hosts: list[str]) -> None:
+    """``ca.crt``, and in ``server/`` the authority's key, ``server.crt`` for these hosts, and its key."""
+    authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    root, leaf = _authority(authority), _leaf(authority, key, hosts)
     write_new(fleet / "ca.crt", root.public_bytes(forms.Encoding.PEM), 0o644)
     write_new(fleet / "server" / "server.crt", leaf.public_bytes(forms.Encoding.PEM), 0o644)
     write_new(fleet / "server" / "server.key", _pem(key), 0o600)
     write_new(fleet / "server" / "ca.key", _pem(authority), 0o600)
+
+
+def _server_key(path: Path) -> PrivateKey:
+    try:
+        key = forms.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise FleetError(
+            f"{path} cannot be read ({error}); run this where the fleet was made, or restore it"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FleetError(f"{path} is not an elliptic-curve key; restore the file that deploy init made")
+    return key
+
+
+def renew_certificates(fleet: Fleet, host: str | None) -> tuple[list[str], bool]:
+    """Sign a new certificate for the server's key, for its hosts so far and ``host``; existing clients accept it.
+
+    The authority's own certificate is replaced when less than a year of it is left: by one with the same key, so that clients
+    with the old ``ca.crt`` go on until that ends.
+
+    Returns:
+        The hosts of the certificate, and whether ``ca.crt`` is new.
+    """
+    authority, key = (_server_key(fleet.server / name) for name in ("ca.key", "server.key"))
+    file = fleet.server / "server.crt"
+    try:
+        before = x509.load_pem_x509_certificate(file.read_bytes())
+        root = x509.load_pem_x509_certificate(fleet.authority.read_bytes())
+        names = before.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound) as error:
+        raise FleetError(f"the fleet's certificates cannot be read ({error}); restore them from a backup") from error
+    hosts = dict.fromkeys([*(str(name.value) for name in names), *([host] if host else [])])
+    others = [name for name in hosts if name not in HERE]
+    soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=365)
+    old = root.not_valid_after_utc < soon
+    if old:
+        write_atomically(fleet.authority, _authority(authority).public_bytes(forms.Encoding.PEM))
+    write_atomically(file, _leaf(authority, key, others).public_bytes(forms.Encoding.PEM))
+    return others, old
 
 
 def make_key(home: Path, name: str) -> None:
@@ -123,6 +175,11 @@ def read_public_key(path: Path) -> bytes:
         raise FleetError(f"{path} is not a public key ({error})") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise FleetError(f"{path} is not an elliptic-curve key")
+    return public_pem(key)
+
+
+def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    """A public key as Flower sends it."""
     return key.public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
 
 

@@ -6,51 +6,31 @@ Flower's SuperNode would start a process for every message and run code sent by 
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
-from typing import Any
 
 import httpx
-from flwr.app import Context, Message, RecordDict
-from flwr.app.error import Error
-from flwr.app.message import remove_content_from_message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, MAX_RETRY_DELAY, ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
     iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.retry import RetryInvoker, exponential
-from flwr.supercore.run import RunNotRunningException
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from fedqssl.deploy.connection import UPGRADE, Connection, RunOverError, Whereabouts, clock_difference, told, why
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, stop_like_ctrl_c
-from fedqssl.deploy.keys import PrivateKey, read_key
+from fedqssl.deploy.keys import read_key
+from fedqssl.deploy.limits import Allowance
 from fedqssl.engines.flower import hush
-from fedqssl.files import read_json_or_none, write_json
+from fedqssl.engines.flower.client import RAISED
 
 POLL, IDLE = 0.5, 3.0
 """Seconds between two polls for messages: shortly after the last one, and when idle."""
@@ -60,40 +40,65 @@ REFUSED = (401, 403, 412)
 """Flower's response to an unknown key: 412 to a request to join, 401 to everything else."""
 REFUSALS = 3
 """A key that was just added to the server's folder takes a second or two to be recognised."""
-AWAY = (502, 503, 504)
-SKEW = 4.0
-"""Seconds by which clocks may differ; Flower refuses a signature from 5 s in the future, or from 5 minutes ago."""
 MAX_OBJECTS = 1000
 """Pieces of a message: ours have six and one more for every 5 MiB."""
 
 
-def run_node(fleet: Fleet, name: str, app: ClientApp, events: Events, say: Callable[[str], None]) -> None:
+class QuietError(RuntimeError):
+    """The hours in which this client takes part are over."""
+
+
+def run_node(
+    fleet: Fleet,
+    name: str,
+    app: ClientApp,
+    events: Events,
+    say: Callable[[str], None],
+    allowance: Allowance | None = None,
+) -> None:
     """Serve until SIGTERM or Ctrl-C; waits for a server that is away; it is an error if the server rejects the key."""
     os.environ["FLWR_HOME"] = str(fleet.client(name) / "flwr")
     hush(fleet.client(name) / "flower.log")
     signal.signal(signal.SIGTERM, stop_like_ctrl_c)
     key, wait = read_key(fleet.client(name) / "key"), RETRY
+    allowance, where = allowance or Allowance(), Whereabouts(fleet)
     with suppress(KeyboardInterrupt):
         while True:
-            with Connection(fleet, name, key, events, say) as connection:
-                _admit(connection)
-                say(f"{name} is connected to {fleet.address}; stop with Ctrl-C")
-                events.note("connected", server=fleet.address)
+            _wait_for_hours(name, allowance, events, say)
+            address = where.fleet.address
+            with Connection(where.fleet, name, key, events, say, allowance, where) as connection:
+                if not _admit(connection):
+                    continue
+                say(f"{name} is connected to {address}; stop with Ctrl-C")
+                events.note("connected", server=address)
                 began = time.monotonic()
                 error = _serve(_Link(connection, app, events))
+            if isinstance(error, QuietError):
+                continue
             wait = RETRY if time.monotonic() - began > LONGEST else wait
             events.note("disconnected", what=repr(error))
-            say(f"the connection to {fleet.address} broke ({_why(error)}); retrying")
+            say(f"the connection to {address} broke ({why(error)}); retrying")
             time.sleep(wait)
             wait = min(2 * wait, LONGEST)
     events.note("stopped")
     say(f"{name} has stopped")
 
 
+def _wait_for_hours(name: str, allowance: Allowance, events: Events, say: Callable[[str], None]) -> None:
+    """Wait until this client may take part; looks at the clock every minute, for it may be set meanwhile."""
+    if allowance.seconds_until_open():
+        events.note("quiet", hours=str(allowance.hours))
+        say(f"{name} takes part from {allowance.hours}; it is disconnected until then")
+    while left := allowance.seconds_until_open():
+        time.sleep(min(left, LONGEST))
+
+
 def _serve(link: _Link) -> Exception:
-    """Answer messages until the connection fails; returns the error."""
+    """Answer messages until the connection fails, or its hours are over; returns the error."""
     pause = POLL
     while True:
+        if link.connection.allowance.seconds_until_open():
+            return QuietError()
         try:
             got = link.connection.receive()
         except Exception as error:
@@ -106,14 +111,20 @@ def _serve(link: _Link) -> Exception:
             pause = POLL
 
 
-def _admit(to: Connection) -> None:
-    """Return once the server accepts this key; an unreachable server is retried, a refusal is not."""
+def _admit(to: Connection) -> bool:
+    """Return True once the server accepts this key; an unreachable server is retried, a refusal is not.
+
+    False: the fleet's address has changed, and the connection must be made anew.
+    """
     refused = 0
     while True:
         try:
             to.open()
-            return
+            return True
         except httpx.HTTPStatusError as error:
+            if error.response.status_code == UPGRADE:
+                to.events.note("refused", server=to.fleet.address, status=UPGRADE)
+                raise FleetError(f"{to.fleet.address} refuses {to.name}: {told(error.response)}") from error
             refused += error.response.status_code in REFUSED
             if refused >= REFUSALS:
                 to.events.note("refused", server=to.fleet.address, status=error.response.status_code)
@@ -129,20 +140,12 @@ def _admit(to: Connection) -> None:
             if "certificate" in str(error).lower():
                 raise FleetError(
                     f"{to.fleet.address} does not show this fleet's certificate ({error}); copy ca.crt from the server again, "
-                    f"and check that init was given the server's address"
+                    f"and give deploy renew the server's address"
                 ) from error
             to.away(error)
         time.sleep(RETRY)
-
-
-def clock_difference(response: httpx.Response) -> float:
-    """Seconds by which this machine's clock is ahead of the server's, which every response states; 0 within a tolerance."""
-    try:
-        there = parsedate_to_datetime(response.headers.get("date", "")).timestamp()
-    except (ValueError, TypeError):
-        return 0.0
-    ahead = time.time() - there
-    return ahead if abs(ahead) > SKEW else 0.0
+        if to.where.moved():
+            return False
 
 
 def _check_clock(to: Connection, response: httpx.Response) -> None:
@@ -154,135 +157,6 @@ def _check_clock(to: Connection, response: httpx.Response) -> None:
             f"the server at {to.fleet.address} refuses {to.name}: this machine's clock differs by {abs(ahead):.0f} s (it is "
             f"{where} the server's); let NTP set both clocks, for example with timedatectl set-ntp true"
         )
-
-
-def _why(error: Exception) -> str:
-    """The error in a few words."""
-    if isinstance(error, httpx.HTTPStatusError):
-        ahead = clock_difference(error.response)
-        clock = f"; the clock differs by {abs(ahead):.0f} s from the server's" if ahead else ""
-        return f"HTTP status {error.response.status_code}{clock}"
-    return " ".join(f"{type(error).__name__} {error}".split())
-
-
-class Connection:
-    """Flower's requests with this client's key; use as a context manager.
-
-    Flower's own connection ends the process when a request is refused, and hides other errors; here both are raised, and only
-    an unreachable server is retried.
-    """
-
-    def __init__(self, fleet: Fleet, name: str, key: PrivateKey, events: Events, say: Callable[[str], None]) -> None:
-        self.fleet, self.name, self.home, self.events, self.say = fleet, name, fleet.client(name), events, say
-        public, authority = key.public_key(), fleet.authority.read_bytes()
-        self.public, self.node, self.told = public_key_to_bytes(public), Node(), False
-        version, sign = RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, public)
-        self.client = FleetHttpClient.from_server_address(fleet.address, False, authority, [version, sign])
-        self.heart = HeartbeatSender(self._beat)
-        self.retry = RetryInvoker(
-            lambda: exponential(max_delay=MAX_RETRY_DELAY),
-            (httpx.TransportError, httpx.HTTPStatusError),
-            max_tries=None,
-            max_time=None,
-            on_backoff=lambda state: self.away(state.exception),
-            on_success=lambda state: self._back(),
-            should_giveup=_hopeless,
-        )
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.heart.is_running:
-            self.heart.stop()
-            with suppress(httpx.HTTPError):
-                self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
-        self.client.close()
-
-    def open(self) -> None:
-        """Join the fleet.
-
-        The id that the server assigns is saved: with it, a client that was killed can reclaim its connection at once,
-        whereas Flower would make it wait until its heartbeat is missed.
-        """
-        kept = self.home / "state" / "node.json"
-        before = read_json_or_none(kept)
-        if isinstance(before, int):
-            with suppress(httpx.HTTPStatusError):
-                self.client.DeactivateNode(DeactivateNodeRequest(node_id=before))
-        wanted = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-        self.node = Node(node_id=self.client.ActivateNode(wanted).node_id)
-        write_json(kept, self.node.node_id)
-        self._back()
-        self.heart.start()
-
-    def away(self, error: Exception | None) -> None:
-        """Say once that the server cannot be reached."""
-        if not self.told:
-            self.told = True
-            self.events.note("server away", what=repr(error))
-            why = f" now ({_why(error)})" if isinstance(error, httpx.HTTPStatusError) else ""
-            self.say(f"{self.fleet.address} cannot be reached{why}; retrying until it can")
-
-    def _back(self) -> None:
-        if self.told:
-            self.told = False
-            self.events.note("server back")
-
-    def _beat(self) -> bool:
-        """Whether the server received our heartbeat; if not, Flower's sender retries, and the next request shows the reason."""
-        beat = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-        try:
-            return bool(self.client.SendNodeHeartbeat(beat).success)
-        except (httpx.HTTPError, ValueError, RuntimeError):
-            return False
-
-    def _ask(self, call: Callable[[Any], Any], request: Any) -> Any:
-        """One request about a run; 403 is how Flower says that the run is over."""
-        try:
-            return self.retry.invoke(call, request)
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code == 403:
-                raise RunNotRunningException from error
-            raise
-
-    def receive(self) -> tuple[Message, ObjectTree] | None:
-        """The next message without its content, and the names of its parts; None if there is none."""
-        found = self.retry.invoke(self.client.PullMessages, PullMessagesRequest(node=self.node))
-        if not found.messages_list:
-            return None
-        return message_from_proto(found.messages_list[0]), found.message_object_trees[0]
-
-    def send(self, reply: Message, tree: ObjectTree, seconds: float) -> tuple[set[str], str]:
-        """Send a reply without its content; returns which parts the server wants, and the session."""
-        head = message_to_proto(remove_content_from_message(reply) if reply.has_content() else reply)
-        request = PushMessagesRequest(
-            node=self.node, messages_list=[head], message_object_trees=[tree], clientapp_runtime_list=[seconds]
-        )
-        found = self._ask(self.client.PushMessages, request)
-        return set(found.objects_to_push), found.session_id
-
-    def pull(self, run_id: int, part: str) -> bytes:
-        """Fetch a part of a message."""
-        ask = functools.partial(self._ask, self.client.PullObject)
-        return make_pull_object_fn_protobuf(ask, self.node, run_id)(part)
-
-    def push(self, run_id: int, session: str, part: str, contents: bytes) -> None:
-        """Send a part of a reply."""
-        ask = functools.partial(self._ask, self.client.PushObject)
-        make_push_object_fn_protobuf(ask, self.node, run_id, session)(part, contents)
-
-    def confirm(self, run_id: int, message_id: str) -> None:
-        """Confirm that all parts of a message have arrived."""
-        ask = functools.partial(self._ask, self.client.ConfirmMessageReceived)
-        make_confirm_message_received_fn_protobuf(ask, self.node, run_id)(message_id)
-
-
-def _hopeless(error: Exception) -> bool:
-    """Whether the same request would fail again."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code not in AWAY
-    return any(word in str(error).lower() for word in ("certificate", "ssl", "tls"))
 
 
 class _Link:
@@ -303,7 +177,7 @@ class _Link:
                 self.events.note("failed", what=repr(error))
                 reply = _error(message, f"{type(error).__name__}, see the client's log")
             self._put(reply, time.monotonic() - began)
-        except RunNotRunningException:
+        except RunOverError:
             self.events.note("run over", message=head.metadata.message_id)
         except Exception as error:
             self.events.note("not delivered", what=repr(error))
@@ -312,8 +186,8 @@ class _Link:
     def _give_up(self, head: Message, error: Exception) -> None:
         """Tell the server that no reply will come; without a deadline it would wait for days."""
         try:
-            why = f"the model could not be received or sent ({type(error).__name__}), see the client's log"
-            self._put(_error(head, why), 0.0)
+            text = f"the model could not be received or sent ({type(error).__name__}), see the client's log"
+            self._put(_error(head, text), 0.0)
         except Exception as again:
             self.events.note("failure not reported", what=repr(again))
 
@@ -322,7 +196,7 @@ class _Link:
         ids = [branch.object_id for branch in iterate_object_tree(tree)]
         if len(ids) > MAX_OBJECTS:
             raise ValueError(f"a message of {len(ids)} pieces")
-        contents = pull_objects(ids, functools.partial(self.connection.pull, run_id))
+        contents = {part: self.connection.pull(run_id, part) for part in dict.fromkeys(ids)}
         self.connection.confirm(run_id, message_id)
         message = inflate_object_from_contents(message_id, contents)
         assert isinstance(message, Message)
@@ -335,8 +209,9 @@ class _Link:
             objects, tree = get_all_nested_objects(reply), get_object_tree(reply)
             wanted, session = self.connection.send(reply, tree, seconds)
             run_id = reply.metadata.run_id
-            push_objects(objects, functools.partial(self.connection.push, run_id, session), object_ids_to_push=wanted)
+            for part in [part for part in objects if part in wanted]:
+                self.connection.push(run_id, session, part, objects.pop(part).deflate())
 
 
-def _error(message: Message, why: str) -> Message:
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why), reply_to=message)
+def _error(message: Message, text: str) -> Message:
+    return Message(Error(RAISED, text), reply_to=message)

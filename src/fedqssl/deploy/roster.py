@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from fedqssl import __version__
 from fedqssl.config import RunConfig
 from fedqssl.config.schema import parse_bits
 from fedqssl.data.images import ImageSet, with_channels
 from fedqssl.data.pixels import OnBad
 from fedqssl.data.registry import SPLITS, load_dataset
 from fedqssl.deploy.fleet import FleetError, ServerData
+from fedqssl.deploy.versions import disagreement, own_versions
 from fedqssl.engines.flower.wire import Capabilities, plain
 from fedqssl.federated.context import Context, FleetContext, class_count, make_task
 from fedqssl.federated.server.operators import requantize_as_configured
@@ -22,6 +22,7 @@ from fedqssl.federated.state import read_payload
 from fedqssl.lowbit import to_bytes
 from fedqssl.models.registry import IMAGE_SIZE
 from fedqssl.runs.folder import Checkpoint
+from fedqssl.units import counted
 
 MIN_IMAGES = 2
 """A contrastive batch needs two images."""
@@ -38,16 +39,16 @@ def refusal(name: str, told: Capabilities, before: Capabilities | None) -> str |
         parse_bits(told.bits)
     except ValueError as error:
         return plain(f"its bits: {error}")
-    if told.version.split(".")[:2] != __version__.split(".")[:2]:
-        return f"it has fedqssl {told.version}, but the server has {__version__}; install that version on the client"
+    if why := disagreement({"fedqssl": told.version}, own_versions()):
+        return why
     if max(told.samples, told.test_samples) > MAX_IMAGES or told.test_samples < 0:
         return plain(
             f"0 to {MAX_IMAGES} images are possible, not {told.samples} to train and {told.test_samples} to test"
         )
     if told.samples < MIN_IMAGES:
-        return plain(f"it has {told.samples} training images")
+        return plain(f"it has {counted(told.samples, 'training image')}; at least {MIN_IMAGES} are needed")
     if before is not None and (told.bits, told.samples) != (before.bits, before.samples):
-        now, then = f"{told.bits} bits, {told.samples} images", f"{before.bits} bits, {before.samples} images"
+        now, then = (f"{counted(t.bits, 'bit')}, {counted(t.samples, 'image')}" for t in (told, before))
         return f"it has {now} now, but joined this run with {then}; start a new run"
     return None
 
@@ -72,7 +73,7 @@ class ServerImages:
         self.public = torch.cat([part.images for part in _both(data.buffer, data, size)])
         if len(self.public) < MIN_IMAGES:
             raise FleetError(
-                f"the buffer {data.buffer} has {len(self.public)} images; at least {MIN_IMAGES} are needed"
+                f"the buffer {data.buffer} has {counted(len(self.public), 'image')}; at least {MIN_IMAGES} are needed"
             )
         none = ImageSet(self.public[:0])
         self.train, self.test = none, none

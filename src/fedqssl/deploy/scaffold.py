@@ -12,8 +12,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedqssl.deploy.fleet import Fleet, FleetError, check_name
-from fedqssl.deploy.keys import make_certificates, make_key, write_new
+from fedqssl.deploy.keys import make_certificates, make_key, renew_certificates, write_new
+from fedqssl.files import write_atomically
 from fedqssl.listen import is_loopback
+
+PORT = 9443
+"""The server's port, unless another is given."""
 
 
 def _template(name: str) -> str:
@@ -29,7 +33,7 @@ def make_fleet(path: Path, host: str | None, port: int | None, clients: Sequence
     if (path / "fleet.toml").exists():
         if host is not None or port is not None:
             raise FleetError(
-                f"{path} exists, with a fixed address; leave out --host and --port, or choose another folder"
+                f"{path} exists; to change its address use fedqssl deploy renew {path}, or choose another folder"
             )
         taken = [name for name in clients if (path / "clients" / name).exists()]
         if taken:
@@ -42,26 +46,58 @@ def make_fleet(path: Path, host: str | None, port: int | None, clients: Sequence
         return made
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FleetError(f"{path} exists and is not a fleet folder; choose an empty or new folder")
-    return _make_new(path, host or "127.0.0.1", port or 9443, clients)
+    return _make_new(path, host or "127.0.0.1", port or PORT, clients)
 
 
 def _make_new(path: Path, host: str, port: int, clients: Sequence[str]) -> list[str]:
-    if not 1 <= port <= 65535 or not host or any(c.isspace() or c in '"\\/' for c in host):
-        raise FleetError(f"{host}:{port} is not an address; give --host a name or an IP address, and --port 1 to 65535")
+    _check_address(host, port)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in ("server", "clients", "runs"):  # private each, for a folder that was there has permissions of its own
         (path / name).mkdir(mode=0o700)
     write_new(path / ".gitignore", b"# keys are in here: nothing of a fleet belongs into a repository\n*\n", 0o644)
     make_certificates(path, [host])
     write_new(path / "server" / "server.toml", _template("server.toml").encode(), 0o644)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    text = f'# where clients reach the server; the certificate is for this host, localhost and 127.0.0.1\naddress = "{address}"\n'
-    write_new(path / "fleet.toml", text.encode(), 0o644)  # last: what has it is a fleet
+    write_new(path / "fleet.toml", _fleet_toml(host, port), 0o644)  # last: what has it is a fleet
     fleet = Fleet.open(path)
     made = [f"{path}: certificates for {host}, settings, keys"]
     made += [_make_client(fleet, name) for name in clients]
     _write_help(fleet, clients or ["car-17"])
     return made
+
+
+def _check_address(host: str, port: int) -> None:
+    if not 1 <= port <= 65535 or not host or any(c.isspace() or c in '"\\/' for c in host):
+        raise FleetError(f"{host}:{port} is not an address; give --host a name or an IP address, and --port 1 to 65535")
+
+
+def _fleet_toml(host: str, port: int) -> bytes:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    note = (
+        "# where clients reach the server; its certificate must be for this host: change it with fedqssl deploy renew"
+    )
+    return f'{note}\naddress = "{address}"\n'.encode()
+
+
+def renew(fleet: Fleet, host: str | None, port: int | None) -> list[str]:
+    """Renew the server's certificate and, with ``host`` or ``port``, change the fleet's address; returns what to do next."""
+    now, _, now_port = fleet.address.rpartition(":")
+    wanted, wanted_port = host or now.strip("[]"), port or int(now_port)
+    _check_address(wanted, wanted_port)
+    hosts, authority = renew_certificates(fleet, wanted)
+    lines = [
+        f"{fleet.server / 'server.crt'} is new, for {', '.join(hosts) or 'this machine'}; a running server uses it at once"
+    ]
+    if host is not None or port is not None:
+        write_atomically(fleet.path / "fleet.toml", _fleet_toml(wanted, wanted_port))
+        lines.append(
+            f"the address is {Fleet.open(fleet.path).address} now; if the server listens elsewhere, start it again"
+        )
+        lines.append("copy fleet.toml to every client's machine; a running client uses it when the old address fails")
+    if authority:
+        lines.append(
+            "ca.crt is new, too, because it ended soon: copy it to every client's machine before the old one ends"
+        )
+    return lines
 
 
 def _make_client(fleet: Fleet, name: str) -> str:

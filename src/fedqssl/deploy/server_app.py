@@ -50,7 +50,7 @@ def start() -> None:
     task = json.loads(sys.stdin.buffer.readline())
     end_with_parent(sys.stdin)  # two processes must never work on one run
     fleet = Fleet.open(Path(task["fleet"]))
-    hush(fleet.server / "flower.log")
+    hush(fleet.server / "flower-run.log")  # two processes cannot rotate one file
     grid = connect(fleet, task["address"], task["ticket"])
     words = {"fleet": task["fleet"], "run": task["run"], "data": json.dumps(task["data"])}
     context = Context(

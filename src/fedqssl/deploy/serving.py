@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedqssl.data.registry import load_dataset
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, full, only_one, stop_like_ctrl_c
+from fedqssl.deploy.page import PageProcess
 from fedqssl.deploy.supervisor import Supervisor
 from fedqssl.engines.flower import hush
 from fedqssl.listen import ConnectionLimits, Doors, bind, limited_protocol
@@ -23,9 +24,27 @@ CONNECTIONS = ConnectionLimits(total=500, each=100)
 
 
 def serve(
-    fleet: Fleet, data: ServerData, host: str, port: int, max_bytes: int, say: Callable[[str], None] = print
+    fleet: Fleet,
+    data: ServerData,
+    host: str,
+    port: int,
+    max_bytes: int,
+    say: Callable[[str], None] = print,
+    resume: bool = True,
+    page: str | None = None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C."""
+    """Serve until SIGTERM or Ctrl-C.
+
+    Args:
+        fleet: the fleet.
+        data: the server's images.
+        host: the address to listen on.
+        port: the port to listen on.
+        max_bytes: the largest message.
+        say: receives lines for the terminal.
+        resume: resume an interrupted run without being asked for.
+        page: where to show the fleet in a browser: a port, or an address and a port.
+    """
     if not (fleet.server / "server.key").is_file():
         raise FleetError(
             f"{fleet.server} has no key: this is a client's copy of the fleet; start the server where you ran init"
@@ -48,9 +67,14 @@ def serve(
         link.put_out_strangers()
         link.admit()
         port = sock.getsockname()[1]
-        supervisor = Supervisor(fleet, link, data, own_address(host, port), events)
         config = server_config(link.guard, fleet, doors)
+        certificate = Certificate(config, fleet, events)
+        address = own_address(host, port)
+        supervisor = Supervisor(fleet, link, data, address, events, resume, say, (certificate.refresh,))
+        shown = PageProcess(fleet, page) if page is not None else None
         say(f"serving {fleet.path} on {host} port {port}; start a run with: fedqssl deploy start {fleet.path}")
+        if shown is not None:
+            say(f"the fleet's page is http://{own_address(*shown.address)}; it can only be read")
         events.note("server started", host=host, port=port)
         signal.signal(signal.SIGTERM, stop_like_ctrl_c)  # uvicorn ends in order, and then gives the signal on
         supervisor.start()
@@ -59,7 +83,30 @@ def serve(
                 uvicorn.Server(config).run(sockets=[sock])
         finally:
             supervisor.leave()
+            if shown is not None:
+                shown.end()
             events.note("server stopped")
+
+
+class Certificate:
+    """Has the running server use a renewed certificate (``fedqssl deploy renew``) for new connections."""
+
+    def __init__(self, config: uvicorn.Config, fleet: Fleet, events: Events) -> None:
+        self.config, self.file, self.events = config, fleet.server / "server.crt", events
+        self.seen = self.file.read_bytes()
+
+    def refresh(self) -> None:
+        """Load the certificate if it has changed; it is replaced atomically, so it is never half of one."""
+        now = self.file.read_bytes()
+        if now == self.seen or self.config.ssl is None:
+            return
+        try:
+            self.config.ssl.load_cert_chain(self.file, self.file.with_name("server.key"))
+        except (OSError, ValueError) as error:  # of its own errors, those of ssl are OSErrors
+            self.events.note("certificate not used", why=str(error))
+        else:
+            self.events.note("certificate renewed")
+        self.seen = now
 
 
 def server_config(app: Any, fleet: Fleet, doors: Doors) -> uvicorn.Config:

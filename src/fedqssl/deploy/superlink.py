@@ -112,7 +112,7 @@ class SuperLink:
         token = self.state.claim_task(task_id) if task_id is not None else None
         if task_id is None or token is None or not self.state.activate_task(task_id):
             raise FleetError(
-                f"the SuperLink could not start a run; delete {self.fleet.server / 'state.db'} and try again"
+                f"no run could be started; stop the server, delete {self.fleet.server / 'state.db'} and start it again"
             )
         return Ticket(run_id, task_id, token)
 

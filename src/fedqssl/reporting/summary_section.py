@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedqssl.evaluation.controls import knn_warning
+from fedqssl.files import MAX_NAME, read_json_or_none
 from fedqssl.reporting.costs import Costs
 from fedqssl.reporting.data import RunData, short_best
 from fedqssl.reporting.learning_section import collapse_warnings
@@ -87,6 +88,7 @@ def warnings(run: RunData) -> list[str]:
     found = [words for words in (verdict(run, worth=False), *collapse_warnings(run)) if words]
     fallen = knn_warning(run.last("knn"), run.last("untrained_knn"))
     found += [f"{fallen}."] if fallen else []
+    found += _awaited(run)
     rejected = [item for line in run.rounds for item in line.get("rejected", {}).items()]
     if rejected:
         times, reasons = Counter(name for name, _ in rejected), dict(rejected)
@@ -97,6 +99,16 @@ def warnings(run: RunData) -> list[str]:
         steps = counted(skipped, "training step")
         found.append(f"{steps} skipped, because the gradients were not finite; a lower lr may help.")
     return found
+
+
+def _awaited(run: RunData) -> list[str]:
+    """Whom an unfinished run on real machines is waiting for; its server notes it beside the run."""
+    noted = read_json_or_none(run.path / "awaited.json") if run.result is None else None
+    names = noted.get("clients") if isinstance(noted, dict) else None
+    if not isinstance(names, list) or not names:
+        return []
+    shown = ", ".join(str(name)[:MAX_NAME] for name in names[:10]) + (", ..." if len(names) > 10 else "")
+    return [f"Round {run.done + 1} has not received {counted(len(names), 'update')} yet: {shown}."]
 
 
 def updated(run: RunData) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from fedqssl.plotting import FULL, FULL_COLOUR, LIGHT, bit_colours
 from fedqssl.reporting.svg import SHAPES, Mark
-from fedqssl.units import bytes_text
+from fedqssl.units import bytes_text, counted
 
 _DARK = ((255, 196, 92), (255, 133, 112), (222, 120, 214), (140, 168, 255))
 
@@ -71,11 +71,6 @@ def tick(value: float) -> str:
 def size(count: float) -> str:
     """Human-readable bytes, a dash if they are unknown."""
     return "–" if math.isnan(count) else bytes_text(count)
-
-
-def counted(number: int, thing: str) -> str:
-    """``1 round``, ``2 rounds``, ``2 classes``."""
-    return f"{number:,} {thing}{'' if number == 1 else 'es' if thing.endswith('s') else 's'}"
 
 
 __all__ = ["FULL", "Theme", "bits_words", "counted", "percent", "percent_tick", "plain", "size", "tick"]

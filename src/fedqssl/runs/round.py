@@ -30,6 +30,7 @@ from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
 from fedqssl.runs.folder import Checkpoint, RunError, RunTotals
 from fedqssl.runs.metrics import LARGEST
 from fedqssl.runs.rescue import change, without_culprits
+from fedqssl.units import counted
 
 
 def learning_rate(config: RunConfig, round_number: int) -> float:
@@ -148,7 +149,7 @@ def _after(operators: ServerOperators, before: Checkpoint, arrived: Arrived) -> 
 
 
 def _too_few(valid: int, least: int) -> str:
-    return f"{valid} valid updates, fewer than min_clients = {least}"
+    return f"{counted(valid, 'valid update')}, fewer than min_clients = {least}"
 
 
 def _change(context: Context, name: str, arrived: Arrived) -> float:
@@ -197,7 +198,7 @@ def _enough(context: Context, round_number: int, valid: int, rejected: Mapping[s
     if context.algorithm.has_clients and valid < least:
         reasons = "; ".join(f"{n}: {why}" for n, why in sorted(rejected.items()))
         raise RunError(
-            f"round {round_number + 1} got {valid} valid updates, fewer than min_clients = {least} ({reasons})"
+            f"round {round_number + 1} got {counted(valid, 'valid update')}, fewer than min_clients = {least} ({reasons})"
         )
 
 

@@ -1,7 +1,8 @@
 """Flower carries the same bytes: a ServerApp's and a ClientApp's side of it, and its simulation on Ray as an engine.
 
-Nothing here knows algorithms. ``wire`` says what is in a message, ``exchange`` sends and waits, ``client`` is the ClientApp,
-``engine`` turns an exchange into an engine, ``simulation`` runs all of it on Ray. Real machines: :mod:`fedqssl.deploy`.
+Nothing here knows algorithms. ``wire`` says what is in a message, ``exchange`` sends and waits, ``patience`` how long, ``client``
+is the ClientApp, ``engine`` turns an exchange into an engine, ``simulation`` runs all of it on Ray with ``simulated`` clients.
+Real machines: :mod:`fedqssl.deploy`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from fedqssl.data.pixels import MissingExtraError
 
+LARGEST = 8 << 20
+"""Bytes after which a log begins anew."""
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -37,7 +41,7 @@ def hush(log: Path | None = None) -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL if log is None else logging.WARNING)
     if log is not None:
         flower = logging.getLogger("flwr")
-        flower.handlers[:] = [logging.FileHandler(log)]
+        flower.handlers[:] = [RotatingFileHandler(log, maxBytes=LARGEST, backupCount=2, delay=True)]
         flower.propagate = False
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedqssl.engines.flower.wire import Capabilities, Reply, Request, pack, unpack
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.lowbit import NonFiniteError
+
+RAISED = 2
+"""Flower's number for an error of the client's own code."""
+Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
 
 class ClientProtocol(Protocol):
@@ -26,9 +31,23 @@ class ClientProtocol(Protocol):
         """The accuracy of the client's final model on its own held-out images, if it has labels."""
 
 
-def client_app(client_of: Callable[[Context], ClientProtocol]) -> ClientApp:
-    """A ClientApp around a client, which ``client_of`` creates (or looks up) for every message."""
-    app = ClientApp()
+def discreet(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """A Flower mod: the server learns only the type of an error, since its text may name files; the rest goes to our log."""
+    try:
+        return call_next(message, context)
+    except Exception as error:
+        traceback.print_exc()
+        return Message(Error(RAISED, f"{type(error).__name__}, see the client's log"), reply_to=message)
+
+
+def client_app(client_of: Callable[[Context], ClientProtocol], mods: Sequence[Mod] = ()) -> ClientApp:
+    """A ClientApp around a client, which ``client_of`` creates (or looks up) for every message.
+
+    Args:
+        client_of: the client of a message's context.
+        mods: Flower's, around every message.
+    """
+    app = ClientApp(mods=list(mods))
 
     @app.query("capabilities")
     def capabilities(message: Message, context: Context) -> Message:

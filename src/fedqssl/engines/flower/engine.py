@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
 
 from fedqssl.engines.engine import Replies
-from fedqssl.engines.flower.exchange import Exchange
+from fedqssl.engines.flower.exchange import NOBODY, Exchange, ExchangeError, Watch
 from fedqssl.engines.flower.wire import (
     EVALUATE,
     QUERY,
@@ -33,7 +34,8 @@ class FlowerEngine:
         exchange: carries the messages; may be given later.
         tick: called with the number of replies received.
 
-    ``nodes`` are the clients that are connected, ``known`` what they reported when they joined.
+    ``nodes`` are the clients that are connected, ``known`` what they reported when they joined; ``watch`` hears who is awaited
+    in a round, and may limit it.
     """
 
     def __init__(self, context: Context, run: str, exchange: Exchange | None = None, tick: Tick = no_tick) -> None:
@@ -44,6 +46,7 @@ class FlowerEngine:
         self.known: dict[str, Capabilities] = {}
         self.unserved: dict[str, str] = {}
         self.unbelievable: dict[str, float] = {}
+        self.watch: Watch = NOBODY
 
     @property
     def exchange(self) -> Exchange:
@@ -62,6 +65,23 @@ class FlowerEngine:
             except WireError as error:
                 found[key] = str(error)
         return found
+
+    def meet(self, wanted: int, seconds: float) -> None:
+        """Wait for this many clients of a simulation, and find out which is behind which of Flower's ids: these change.
+
+        Raises:
+            ExchangeError: the transport ended, or there are not as many in time.
+            ChildProcessError: a client did not start.
+        """
+        end, ids = time.monotonic() + seconds, list[int]()
+        while len(ids := [*self.exchange.grid.get_node_ids()]) < wanted:
+            if not self.exchange.alive() or time.monotonic() > end:
+                raise ExchangeError(f"{len(ids)} of {wanted} clients are there")
+            time.sleep(0.05)
+        for key, found in self.discover({str(i): i for i in ids}, seconds).items():
+            if isinstance(found, str):
+                raise ChildProcessError(f"a simulated client did not start: {found}")
+            self.nodes[found.name], self.known[found.name] = int(key), found
 
     def train_clients(self, payloads: Mapping[str, bytes], job: Job) -> tuple[Replies, dict[str, str]]:
         """See :class:`fedqssl.engines.engine.Engine`."""
@@ -89,7 +109,7 @@ class FlowerEngine:
         what = "clients" if kind == TRAIN else "evaluation"
         self.tick(what, 0, len(contents))
         arrived, failed = self.exchange.ask(
-            kind, contents, self.nodes, self.deadline, lambda done: self.tick(what, done, len(contents))
+            kind, contents, self.nodes, self.deadline, lambda done: self.tick(what, done, len(contents)), self.watch
         )
         found = {}
         for name in sorted(arrived):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import httpx
 from flwr.app import Message, RecordDict
@@ -17,11 +18,13 @@ TTL = 7 * 24 * 3600.0
 """Seconds for which a message without a deadline may wait for its client."""
 GRACE = 60.0
 """Seconds for which Flower keeps a message beyond our deadline, so that we, not Flower, report a late reply."""
+DISCONNECTED = 5
+"""Flower's number for a client whose heartbeat is missing."""
 REASONS = {
     2: "it raised an error",
     3: "its reply did not arrive in full",
     4: "its reply did not arrive",
-    5: "it disconnected",
+    DISCONNECTED: "it disconnected",
     8: "it crashed",
 }
 """Descriptions of the failures that Flower reports by number."""
@@ -36,6 +39,85 @@ Arrivals = queue.SimpleQueue[tuple[Sequence[str], Message | Exception]]
 
 class ExchangeError(RuntimeError):
     """The transport has ended."""
+
+
+class Watch:
+    """What the caller decides and hears of while replies are awaited; this one decides nothing and hears nothing."""
+
+    come_back = 0.0
+    """Seconds for which a client that disconnected during the exchange is expected back."""
+
+    def begin(self, names: Sequence[str]) -> None:
+        """Requests are about to be sent to these clients."""
+
+    def limit(self, answered: Mapping[str, float]) -> float | None:
+        """Seconds that the exchange may take, given the seconds of those that have answered; None for no limit."""
+        return None
+
+    def awaited(self, names: Sequence[str], seconds: float) -> None:
+        """These clients have not answered, this many seconds after they were asked; called about once a second."""
+
+    def end(self, answered: Mapping[str, float]) -> None:
+        """Nobody is awaited any more; these are the seconds of those that answered."""
+
+    def returned(self) -> Collection[str]:
+        """Clients that have connected anew since the last call: what they were asked is lost, and is sent again."""
+        return ()
+
+
+NOBODY = Watch()
+
+
+@dataclass
+class _Pending:
+    """Where the exchange stands.
+
+    ``waiting`` are names by message id, two ids of one name if it was asked again; ``answered`` are seconds by name;
+    ``lost`` says why a client that may come back has gone, and until when it is expected.
+    """
+
+    waiting: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    replies: dict[str, RecordDict] = field(default_factory=dict)
+    answered: dict[str, float] = field(default_factory=dict)
+    lost: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        """Who has not answered."""
+        return sorted({*self.waiting.values(), *self.lost})
+
+    def file(self, ids: Sequence[str], found: Message | Exception, seconds: float, come_back: float) -> None:
+        """Store a reply, or what is wrong with it, under its sender's name."""
+        if isinstance(found, Exception):
+            if isinstance(found, CARRIER) or len(ids) != 1:
+                raise found
+            if name := self.waiting.get(ids[0]):
+                self._settle(name)
+                self.failed[name] = f"its reply cannot be read ({type(found).__name__})"
+            return
+        number = found.metadata.reply_to_message_id
+        name = self.waiting.get(number, "")
+        if not name:
+            return  # an answer to nothing that was asked
+        if not found.has_error():
+            self._settle(name)
+            self.replies[name], self.answered[name] = found.content, seconds
+        elif found.error.code == DISCONNECTED and come_back:
+            del self.waiting[number]
+            if name not in self.waiting.values():  # it was not asked again
+                self.lost[name] = reason(found), seconds + come_back
+        else:
+            self._settle(name)
+            self.failed[name] = reason(found)
+
+    def _settle(self, name: str) -> None:
+        self.waiting = {number: other for number, other in self.waiting.items() if other != name}
+        self.lost.pop(name, None)
+
+    def give_up_lost(self, seconds: float) -> None:
+        """Those who have not come back in time have failed."""
+        for name in [n for n, (_, until) in self.lost.items() if seconds >= until]:
+            self.failed[name] = self.lost.pop(name)[0]
 
 
 class Exchange:
@@ -61,49 +143,70 @@ class Exchange:
         nodes: Mapping[str, int],
         deadline: float | None = None,
         done: Callable[[int], None] = lambda count: None,
+        watch: Watch = NOBODY,
     ) -> tuple[dict[str, RecordDict], dict[str, str]]:
         """Replies by name, and why the others are missing.
 
         Failures are matched by the message they reply to: an error created by Flower itself does not name its client.
         """
-        waiting, failed = self._send(kind, contents, nodes, TTL if deadline is None else deadline + GRACE)
-        replies: dict[str, RecordDict] = {}
-        end = time.monotonic() + deadline if deadline else float("inf")
+        watch.begin(sorted(contents))
+        first = deadline if deadline is not None else watch.limit({})
+        ttl = TTL if first is None else first + GRACE
+        pending, began = _Pending(), time.monotonic()
         arrived: Arrivals = queue.SimpleQueue()
         enough = threading.Event()
-        for ids in [[key] for key in waiting] if self.apart else [list(waiting)]:
-            threading.Thread(target=self._listen, args=(ids, arrived, enough, len(waiting)), daemon=True).start()
+
+        def listen(ids: list[str]) -> None:
+            words = ids, arrived, enough, len(contents)
+            threading.Thread(target=self._listen, args=words, daemon=True).start()
+
+        self._send(kind, contents, nodes, ttl, pending)
+        for ids in [[key] for key in pending.waiting] if self.apart else [list(pending.waiting)]:
+            listen(ids)
+        limit = first
         try:
-            while waiting and (left := end - time.monotonic()) > 0:
-                try:
-                    about, found = arrived.get(timeout=min(left, 1.0))
-                except queue.Empty:
-                    found = None
+            while pending.waiting or pending.lost:
+                seconds = time.monotonic() - began
+                limit = deadline if deadline is not None else watch.limit(pending.answered)
+                if limit is not None and seconds >= limit:
+                    break
+                left = 1.0 if limit is None else min(limit - seconds, 1.0)
+                found = _next(arrived, left)
                 if not self.alive():
                     raise ExchangeError("the connection to the clients has ended")
                 if found is not None:
-                    _file(about, found, waiting, replies, failed)
-                    done(len(replies) + len(failed))
+                    pending.file(*found, time.monotonic() - began, watch.come_back)
+                    done(len(pending.replies) + len(pending.failed))
+                for name in sorted({*watch.returned()} & {*pending.names()}):
+                    if number := self._send_one(kind, contents[name], nodes[name], ttl):
+                        pending.waiting[number] = name
+                        pending.lost.pop(name, None)
+                        listen([number])
+                pending.give_up_lost(time.monotonic() - began)
+                watch.awaited(pending.names(), time.monotonic() - began)
         finally:
             enough.set()
-        failed |= dict.fromkeys(waiting.values(), f"no reply within {deadline or 0:g} s")
-        return replies, failed
+        watch.end(pending.answered)
+        late = f"no reply within {limit or 0:g} s"
+        pending.failed |= {name: pending.lost.get(name, (late, 0.0))[0] for name in pending.names()}
+        return pending.replies, pending.failed
 
     def _send(
-        self, kind: str, contents: Mapping[str, RecordDict], nodes: Mapping[str, int], ttl: float
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """Client names by message id, and why no message could be sent to the others."""
-        failed = {name: "it is not connected" for name in contents if name not in nodes}
-        waiting: dict[str, str] = {}
+        self, kind: str, contents: Mapping[str, RecordDict], nodes: Mapping[str, int], ttl: float, pending: _Pending
+    ) -> None:
+        """Ask everybody who is connected."""
         for name in contents:
-            if name in nodes:
-                message = Message(contents[name], nodes[name], kind, ttl=ttl)
-                pushed = [sent for sent in self.grid.push_messages([message]) if sent]
-                if pushed:
-                    waiting[pushed[0]] = name
-                else:
-                    failed[name] = "the message could not be sent to it"
-        return waiting, failed
+            if name not in nodes:
+                pending.failed[name] = "it is not connected"
+            elif number := self._send_one(kind, contents[name], nodes[name], ttl):
+                pending.waiting[number] = name
+            else:
+                pending.failed[name] = "the message could not be sent to it"
+
+    def _send_one(self, kind: str, content: RecordDict, node: int, ttl: float) -> str | None:
+        """The message's id; None if it could not be sent."""
+        pushed = self.grid.push_messages([Message(content, node, kind, ttl=ttl)])
+        return next((sent for sent in pushed if sent), None)
 
     def _listen(self, ids: Sequence[str], arrived: Arrivals, enough: threading.Event, expected: int) -> None:
         """Put replies to these messages, or errors, into the queue; polls less often if many threads poll."""
@@ -120,30 +223,15 @@ class Exchange:
             arrived.put((ids, error))
 
 
-def _file(
-    ids: Sequence[str],
-    found: Message | Exception,
-    waiting: dict[str, str],
-    replies: dict[str, RecordDict],
-    failed: dict[str, str],
-) -> None:
-    """Store a reply, or what is wrong with it, under its sender's name."""
-    if isinstance(found, Exception):
-        if isinstance(found, CARRIER) or len(ids) != 1:
-            raise found
-        failed[waiting.pop(ids[0])] = f"its reply cannot be read ({type(found).__name__})"
-        return
-    name = waiting.pop(found.metadata.reply_to_message_id, "")
-    if not name:
-        return  # an answer to nothing that was asked
-    if found.has_error():
-        failed[name] = reason(found)
-    else:
-        replies[name] = found.content
+def _next(arrived: Arrivals, timeout: float) -> tuple[Sequence[str], Message | Exception] | None:
+    try:
+        return arrived.get(timeout=timeout)
+    except queue.Empty:
+        return None
 
 
 def reason(message: Message) -> str:
     """Why Flower returned an error instead of a reply."""
     error = message.error
-    known = REASONS.get(error.code, f"Flower's error {error.code}")
+    known = REASONS.get(error.code, f"its reply failed with error {error.code}")
     return f"{known}: {plain(error.reason)}" if error.reason else known

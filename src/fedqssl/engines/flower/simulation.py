@@ -14,60 +14,21 @@ import threading
 import uuid
 from types import TracebackType
 
-import torch
 from flwr.app import Context as FlowerContext
-from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedqssl.config import RunConfig
 from fedqssl.data.registry import absolute
 from fedqssl.engines.flower import hush
 from fedqssl.engines.flower.client import client_app
 from fedqssl.engines.flower.engine import FlowerEngine
 from fedqssl.engines.flower.exchange import Exchange, ExchangeError
-from fedqssl.engines.flower.wire import Capabilities, Request
-from fedqssl.engines.malloc import keep_freed_memory
+from fedqssl.engines.flower.simulated import simulated_client
 from fedqssl.engines.pool import Tick
-from fedqssl.federated.client import ClientMetrics
-from fedqssl.federated.context import Simulation, build_simulation
-from fedqssl.federated.perform import perform
+from fedqssl.federated.context import Simulation
 
 START = 300.0
 """Seconds that Ray may take to start and the clients to read their data."""
-
-
-@functools.lru_cache(maxsize=1)
-def _simulation(config: RunConfig) -> Simulation:
-    """Built once per process."""
-    torch.set_num_threads(config.threads)
-    keep_freed_memory()
-    return build_simulation(config)
-
-
-class SimulatedClient:
-    """A client of the run's own partition; keeps nothing between rounds, like the in-process engine."""
-
-    def __init__(self, config: RunConfig, number: int) -> None:
-        self.simulation = _simulation(config)
-        self.name = sorted(self.simulation.bits)[number]
-
-    def capabilities(self) -> Capabilities:
-        """What the server may know."""
-        split = self.simulation.partition.clients[self.name]
-        return Capabilities(self.name, self.simulation.bits[self.name], len(split.train), len(split.test))
-
-    def train(self, request: Request, payload: bytes) -> tuple[bytes, ClientMetrics]:
-        """Train a round."""
-        return perform(request.job(trust=True), payload, self.simulation.client(self.name))
-
-    def evaluate(self, request: Request, payload: bytes) -> float | None:
-        """None: in a simulation the server has the labels and evaluates all clients' models itself."""
-        return None
-
-
-def _client(config: RunConfig, context: FlowerContext) -> SimulatedClient:
-    return SimulatedClient(config, int(context.node_config["partition-id"]))
 
 
 class FlowerSimulation(FlowerEngine):
@@ -92,7 +53,7 @@ class FlowerSimulation(FlowerEngine):
             self._leave.wait()
 
         hush()
-        resources: BackendConfig = {
+        resources: dict[str, dict[str, float]] = {
             "client_resources": {"num_cpus": config.client_cpus, "num_gpus": 0.0},
             "init_args": {},
         }
@@ -101,9 +62,9 @@ class FlowerSimulation(FlowerEngine):
         try:
             run_simulation(
                 app,
-                client_app(functools.partial(_client, config)),
+                client_app(functools.partial(simulated_client, config)),
                 len(self.simulation.bits),
-                backend_config=resources,
+                backend_config=resources,  # type: ignore[arg-type]
             )
         except BaseException as error:
             self._failure = error
@@ -112,26 +73,13 @@ class FlowerSimulation(FlowerEngine):
         try:
             self._thread.start()
             self._exchange = Exchange(self._grids.get(timeout=START), alive=self._thread.is_alive)
-            self._find_clients()
+            self.meet(len(self.simulation.bits), START)
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             if isinstance(error, (ExchangeError, queue.Empty)):
                 raise ChildProcessError(f"Flower's simulation did not start ({_root(self._failure)})") from error
             raise
         return self
-
-    def _find_clients(self) -> None:
-        """Find out which client is behind which Flower node: ids change from run to run."""
-        wanted = len(self.simulation.bits)
-        pause = threading.Event()
-        while len(ids := [*self.exchange.grid.get_node_ids()]) < wanted:
-            if not self._thread.is_alive():
-                raise ExchangeError("the simulation ended")
-            pause.wait(0.05)
-        for key, found in self.discover({str(i): i for i in ids}, START).items():
-            if isinstance(found, str):
-                raise ChildProcessError(f"a simulated client did not start: {found}")
-            self.nodes[found.name], self.known[found.name] = int(key), found
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

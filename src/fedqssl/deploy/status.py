@@ -1,0 +1,91 @@
+"""What ``fedqssl deploy status`` shows: the server, its run, whom it is waiting for, and every client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from fedqssl.deploy.fleet import GOING, INTERRUPTED, Fleet
+from fedqssl.units import counted, seconds_text
+
+COLUMNS = ("client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up")
+
+
+def collect(fleet: Fleet) -> dict[str, Any]:
+    """The current status as JSON values: the server, its run, and every client whose key is known."""
+    nodes, status = fleet.exchanged("nodes.json"), fleet.exchanged("status.json")
+    serving, told = fleet.serving(), status.get("clients") or {}
+    refused = {**(nodes.get("outdated") or {}), **(status.get("refused") or {})}
+    clients = {}
+    for name in sorted({*fleet.public_keys(), *told}):
+        node, known = (nodes.get("clients") or {}).get(name, {}), told.get(name, {})
+        clients[name] = {
+            "connected": serving and bool(node.get("connected")),
+            "bits": known.get("bits"),
+            "images": known.get("images"),
+            "last_seen": node.get("last_seen") or None,
+            "bytes_up": known.get("bytes_up", 0),
+            "bytes_down": known.get("bytes_down", 0),
+            "wire_received": node.get("received", 0),
+            "wire_sent": node.get("sent", 0),
+            "refused": refused.get(name) or node.get("twin") or None,
+        }
+    run = {key: status.get(key) for key in ("run", "state", "error", "round", "rounds", "folder")}
+    run |= {"awaited": status.get("awaited") or [], "awaited_since": status.get("awaited_since") or None}
+    if not serving and run["state"] in GOING:
+        run |= {"state": INTERRUPTED, "awaited": []}
+    return {"fleet": str(fleet.path), "address": fleet.address, "serving": serving, "run": run, "clients": clients}
+
+
+def server_line(values: Mapping[str, Any]) -> str:
+    """The server in a few words: ``server up, 2 of 3 clients connected``."""
+    there = [client["connected"] for client in values["clients"].values()]
+    return (
+        f"server up, {sum(there)} of {counted(len(there), 'client')} connected" if values["serving"] else "server down"
+    )
+
+
+def run_line(values: Mapping[str, Any]) -> str:
+    """Its run in a few words: ``smoke-1: running, round 2 of 20``."""
+    run = values["run"]
+    if not run["run"]:
+        return "no run yet"
+    done, rounds = run["round"] or 0, run["rounds"]
+    if not rounds:
+        return f"{run['run']}: {run['state']}"
+    if run["state"] == "running":
+        return f"{run['run']}: running, round {min(done + 1, rounds)} of {rounds}"
+    state = "waiting for clients" if run["state"] == "waiting" else run["state"]
+    return f"{run['run']}: {state}, {done} of {counted(rounds, 'round')} done"
+
+
+def headline(values: Mapping[str, Any]) -> str:
+    """Both in one line."""
+    return f"{server_line(values)}; {run_line(values)}"
+
+
+def awaited(values: Mapping[str, Any]) -> str:
+    """Whom the round is waiting for, and since when; empty if it is waiting for nobody."""
+    run = values["run"]
+    if not run["awaited"]:
+        return ""
+    since = run["awaited_since"]
+    ago = f" for {seconds_text(max(time.time() - since, 1.0))}" if since else ""
+    return f"the round has been waiting for {', '.join(run['awaited'])}{ago}"
+
+
+def table(values: Mapping[str, Any]) -> Table:
+    """The status as text."""
+    found = Table(*COLUMNS, title=headline(values))
+    for name, c in values["clients"].items():
+        seen = "never" if c["last_seen"] is None else f"{max(0, time.time() - c['last_seen']):.0f} s ago"
+        known = ["-" if c[key] is None else str(c[key]) for key in ("bits", "images")]
+        sizes = [f"{c[key] / 1024:.0f} KiB" for key in ("bytes_up", "bytes_down", "wire_received")]
+        found.add_row(name, "yes" if c["connected"] else "no", *known, seen, *sizes)
+    return found
+
+
+__all__ = ["awaited", "collect", "headline", "run_line", "server_line", "table"]
