@@ -116,20 +116,19 @@ def folded_logistic(x: Tensor, y: Tensor, num_classes: int, generator: torch.Gen
 
     With ``u = (x - mean) / std``, solution (V, c) and sharpness t: ``W = t V / std``, ``b = t c - mean W``.
     """
-    weight = torch.zeros(x.shape[1], num_classes, dtype=x.dtype)
-    bias = torch.zeros(num_classes, dtype=x.dtype)
+    weight, bias = x.new_zeros(x.shape[1], num_classes), x.new_zeros(num_classes)
     classes, label = torch.unique(y, return_inverse=True)
     if len(classes) > 1:
         mean, std = x.mean(0), _spread(x)
         u = (x - mean) / std
         chosen = choose(u, label, len(classes), generator)
         rotated = Rotated.of(u)
-        everyone = torch.ones(1, len(u), dtype=u.dtype)
+        everyone = u.new_ones(1, len(u))
         solution = chosen.sharpness * fit_logistic(rotated, label, len(classes), chosen.decay, everyone)[0]
         weight[:, classes] = rotated.basis @ solution[:-1] / std[:, None]
         bias[classes] = solution[-1] - mean @ weight[:, classes]
     lowest = float((x @ weight[:, classes] + bias[classes]).min())
-    unseen = torch.ones(num_classes, dtype=torch.bool).index_fill_(0, classes, False)
+    unseen = torch.ones(num_classes, dtype=torch.bool, device=x.device).index_fill_(0, classes, False)
     bias[unseen] = lowest - FAR_BELOW
     return weight, bias
 

@@ -31,7 +31,7 @@ Client = Callable[[bytes, Job, ClientData], tuple[bytes, ClientMetrics]]
 def train_locally(
     payload: bytes, job: Job, data: ClientData, proximal: float = 0.0
 ) -> tuple[fx.GraphModule, ClientMetrics]:
-    """Train the received model on local images; randomness derives from (seed, client, round).
+    """Train the received model on local images, on the device that holds them; randomness derives from (seed, client, round).
 
     Labels are used only if the task is supervised.
     """
@@ -39,6 +39,7 @@ def train_locally(
     task = job.task
     model = task.converted(data.bits)
     load_bytes(model, payload)
+    model.to(data.images.device)
     opt = LowBitSGD(
         model,
         job.lr,

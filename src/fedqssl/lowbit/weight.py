@@ -70,6 +70,7 @@ class LowBitWeight(nn.Module):
         self.register_buffer("scale", torch.zeros((), device=x.device))
         self.gradient: PackedGradient | None = None
         self.finite = True
+        self._m: tuple[Tensor, int, float] | None = None
         self.assign(x)
 
     def assign(self, x: Tensor) -> None:
@@ -80,12 +81,16 @@ class LowBitWeight(nn.Module):
     def store(self, packed: Tensor, scale: float) -> None:
         """Replace codes, packed, and scale."""
         self.codes = packed
-        self.scale = torch.tensor(scale, dtype=torch.float32, device=packed.device)
+        number = torch.tensor(scale, dtype=torch.float32)
+        self.scale = number.to(packed.device)
+        self._m = self.scale, self.scale._version, float(number)
 
     @property
     def m(self) -> float:
-        """The scale as a number."""
-        return float(self.scale)
+        """The scale as a number, which is kept: reading it from a GPU would make the host wait in every layer."""
+        if self._m is None or self._m[0] is not self.scale or self._m[1] != self.scale._version:
+            self._m = self.scale, self.scale._version, float(self.scale)
+        return self._m[2]
 
     @property
     def nbytes(self) -> int:

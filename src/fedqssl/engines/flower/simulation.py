@@ -20,6 +20,7 @@ from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from fedqssl.accelerators import resolve
 from fedqssl.config import RunConfig
 from fedqssl.data.registry import absolute
 from fedqssl.engines.flower import hush
@@ -43,6 +44,12 @@ def _simulation(config: RunConfig) -> Simulation:
     torch.set_num_threads(config.threads)
     keep_freed_memory()
     return build_simulation(config)
+
+
+def client_gpus(config: RunConfig) -> float:
+    """The share of a GPU that Ray reserves for a client; it hides GPUs from clients that have none reserved."""
+    on_gpu = resolve(config.device).type == "cuda"
+    return config.client_gpus or (1 / config.workers_per_gpu if on_gpu else 0.0)
 
 
 class SimulatedClient:
@@ -93,7 +100,7 @@ class FlowerSimulation(FlowerEngine):
 
         hush()
         resources: BackendConfig = {
-            "client_resources": {"num_cpus": config.client_cpus, "num_gpus": 0.0},
+            "client_resources": {"num_cpus": config.client_cpus, "num_gpus": client_gpus(config)},
             "init_args": {},
         }
         if not os.environ.get("RAY_ADDRESS"):
