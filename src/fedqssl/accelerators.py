@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 WORDS = "auto, cpu, cuda, cuda:N or mps"
 _PATTERN = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-UNTRIED = "written and checked without a GPU (Triton's interpreter, PTX for sm_80 and sm_90); not yet run on real hardware"
+UNTRIED = (
+    "written and checked without a GPU (Triton's interpreter, PTX for sm_80 and sm_90); not yet run on real hardware"
+)
 """What nobody has seen yet; ``fedqssl doctor`` says it."""
 
 
@@ -69,7 +71,7 @@ def resolve(name: str) -> torch.device:
 def _why_none() -> str:
     import torch
 
-    if not torch.backends.cuda.is_built():
+    if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA: install a CUDA build (pytorch.org/get-started)"
     if os.environ.get(VISIBLE) == "":
         return f"{VISIBLE} is empty: unset it"
@@ -77,7 +79,7 @@ def _why_none() -> str:
 
 
 def _repeatable() -> None:
-    """The same bytes for the same seed on the same GPU, and no TF32 but where it is exact (``fedqssl.quant.kernels.tensorcores``)."""
+    """The same bytes for the same seed on the same GPU; no TF32 but where it is exact (``quant.kernels.tensorcores``)."""
     import torch
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -86,7 +88,7 @@ def _repeatable() -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # buffers are filled before they are read
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads unwritten memory
 
 
 def workers(name: str, on_cpu: int, per_gpu: int) -> int:

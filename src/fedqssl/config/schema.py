@@ -145,8 +145,8 @@ class RunConfig(Section):
     workers: Count = 2
     """Processes that train clients at the same time, on the CPU."""
     device: Word = "cpu"
-    """What clients and server compute on: ``cpu``, ``cuda`` (all GPUs), ``cuda:N``, or ``auto`` (GPUs if there are any). ``mps`` is
-    refused: it lacks float64. Another device may give other bytes."""
+    """What clients and server compute on: ``cpu``, ``cuda`` (all GPUs), ``cuda:N``, or ``auto`` (GPUs if there are any).
+    ``mps`` is refused: it lacks float64. Another device may give other bytes (docs/how-to/gpu.md)."""
     workers_per_gpu: Count = 1
     """For ``device = "cuda"``: processes on each GPU; they take the place of ``workers``."""
     engine: Word = "in_process"

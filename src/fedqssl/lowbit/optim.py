@@ -86,7 +86,7 @@ class LowBitSGD(torch.optim.Optimizer):
         self.momentum, self.momentum_bits, self.residual_bits = momentum, momentum_bits, residual_bits
         self.max_skipped, self.skipped, self.skipped_in_a_row = max_skipped, 0, 0
         self.steps = 0
-        self.generator = torch.Generator().manual_seed(seed)  # of the CPU, so that every device rounds by the same draws
+        self.generator = torch.Generator().manual_seed(seed)  # the CPU's: every device rounds by the same draws
         for name, layer in model.named_modules():
             if isinstance(layer, (LowBitConv2d, LowBitLinear)):
                 layer.seed_gradient_rounding(seed, name)
