@@ -30,7 +30,7 @@ from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.quant import bit_conv2d, quantile_round
 from fedqssl.quant.kernels import intconv, native, ops
 from fedqssl.quant.kernels.types import Hat, NormAct
-from fedqssl.quant.packing import pack
+from fedqssl.quant.packing import pack_own
 
 if TYPE_CHECKING:
     from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm
@@ -337,7 +337,7 @@ class QuantizeRange(torch.autograd.Function):
         code = Code(bits, step, low, x.shape)
         packed = pack_values(x, code)
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(pack(((x >= low) & (x <= high)).to(torch.uint8), 1))
+            ctx.save_for_backward(pack_own(((x >= low) & (x <= high)).to(torch.uint8), 1))
         result = grad_carrier(x.shape, x.device)
         out.append(Activation(result, bits, step, packed, None, unpack_values(packed, code), low))
         return result

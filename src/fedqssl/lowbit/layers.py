@@ -281,6 +281,7 @@ class RangeCodes(nn.Module):
     def __init__(self, precision: Precision, momentum: float = 0.1, top: float | None = None) -> None:
         super().__init__()
         self.bits, self.momentum, self.fixed = precision.activation, momentum, top is not None
+        self._kept: tuple[tuple[Tensor, Tensor], tuple[int, int], tuple[float, float]] | None = None
         self.register_buffer("low", torch.zeros(()))
         self.register_buffer("high", torch.tensor(top or 0.0))
 
@@ -288,18 +289,31 @@ class RangeCodes(nn.Module):
         """Floats to codes."""
         if self.training and not self.fixed:
             self._track(x.detach().float())
-        return _coded(x, self.bits, (float(self.low), float(self.high)))
+        return _coded(x, self.bits, self.extent())
+
+    def extent(self) -> tuple[float, float]:
+        """Both ends as numbers, which are kept: reading them from a GPU would make the host wait."""
+        tensors = self.low, self.high
+        versions = self.low._version, self.high._version
+        kept = self._kept
+        if kept is None or kept[0][0] is not self.low or kept[0][1] is not self.high or kept[1] != versions:
+            self._kept = kept = tensors, versions, (float(self.low), float(self.high))
+        return kept[2]
 
     def _track(self, x: Tensor) -> None:
-        low, high = x.aminmax()
+        device = self.low.device
+        low, high = torch.stack(x.aminmax()).cpu()  # what follows is arithmetic of four numbers
         if not bool(torch.isfinite(low) & torch.isfinite(high)):
             return
         low = low.clamp(max=0)
-        if float(self.low) == float(self.high):
-            self.low, self.high = low.clone(), high.clone()
-        else:
-            self.low = torch.lerp(self.low, low, self.momentum)
-            self.high = torch.lerp(self.high, high, self.momentum)
+        before = self.extent()
+        if before[0] != before[1]:
+            low, high = (
+                torch.lerp(torch.tensor(old, dtype=torch.float32), new, self.momentum)
+                for old, new in zip(before, (low, high), strict=True)
+            )
+        self.low, self.high = low.clone().to(device), high.clone().to(device)
+        self._kept = (self.low, self.high), (self.low._version, self.high._version), (float(low), float(high))
 
 
 class TanhCodes(nn.Module):

@@ -11,7 +11,7 @@ from fedqssl.lowbit.precision import LowBitOptions
 from fedqssl.quant import compand_pack, compand_scale, compand_values, quantile_quantize
 from fedqssl.quant.compand import COMPANDERS, levels
 from fedqssl.quant.kernels import ops
-from fedqssl.quant.packing import packed_size, unpack
+from fedqssl.quant.packing import pack_own, packed_size, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +81,8 @@ class LowBitWeight(nn.Module):
     def store(self, packed: Tensor, scale: float) -> None:
         """Replace codes, packed, and scale."""
         self.codes = packed
+        if self._m is not None and self.scale.device == packed.device and scale == self.m:
+            return  # as in most steps: nothing to move
         number = torch.tensor(scale, dtype=torch.float32)
         self.scale = number.to(packed.device)
         self._m = self.scale, self.scale._version, float(number)
@@ -170,7 +172,7 @@ class LowBitWeight(nn.Module):
         except ValueError:  # NaN or infinity: the optimiser skips the step and names this layer
             self.finite = False
             return
-        self.gradient = PackedGradient(q.pack(), q.codebook, q.bits, self.shape)
+        self.gradient = PackedGradient(pack_own(q.codes, q.bits), q.codebook, q.bits, self.shape)
 
     def clear_gradient(self) -> None:
         """Forget the gradient and whether it was finite."""
