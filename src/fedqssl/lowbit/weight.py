@@ -139,12 +139,16 @@ class LowBitWeight(nn.Module):
         """The float weight that enters the convolution: a view for one layer at a time, never kept."""
         return self._look_up(self._weight_table())
 
-    def integers(self) -> tuple[Tensor, float]:
-        """For uniform grids: odd integers ``2k - (2^s - 1)`` as int8 and their scale, ``effective = integers * scale``."""
+    def odd(self) -> tuple[Tensor, float]:
+        """For uniform grids: odd integers ``2k - (2^s - 1)`` as int16 and their scale, ``effective = odd * scale``."""
         top = 2**self.bits - 1
-        odd = (self.unpacked().to(torch.int16) * 2 - top).to(torch.int8)
         scale = 1.0 / top if self.absorbed and self.m > 0 else self.m / top
-        return odd, scale
+        return self.unpacked().to(torch.int16) * 2 - top, scale
+
+    def integers(self) -> tuple[Tensor, float]:
+        """The odd integers of :meth:`odd` as int8, for up to 7 bits."""
+        odd, scale = self.odd()
+        return odd.to(torch.int8), scale
 
     @property
     def integral(self) -> bool:
