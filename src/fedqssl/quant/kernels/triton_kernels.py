@@ -33,7 +33,7 @@ _MOST = 2**31 - 1
 def _launch(kernel: Any, like: Tensor, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Run a kernel on the GPU of a tensor, which need not be the current one; nothing for an empty tensor."""
     if min(grid) > 0:
-        with torch.cuda.device_of(like):
+        with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
             kernel[grid](*arguments, **constants, enable_fp_fusion=False)
 
 
