@@ -133,6 +133,7 @@ class PretendGpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is Tensor.pin_memory:
             return args[0]
+        kwargs.pop("pin_memory", None)
         if func in (Tensor.to, Tensor.cpu):
             return self._to(CPU if func is Tensor.cpu else _target(args, kwargs), args, kwargs)
         if func is Tensor.tolist and isinstance(args[0], OnGpu):
