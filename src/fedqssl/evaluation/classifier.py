@@ -134,7 +134,8 @@ def folded_logistic(x: Tensor, y: Tensor, num_classes: int, generator: torch.Gen
 
 
 def logistic_accuracy(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, num_classes: int, seed: int = 0) -> float:
-    """Test accuracy of :func:`folded_logistic`; the test rows play no part in the fit."""
+    """Test accuracy of :func:`folded_logistic` where the features are; the test rows play no part in the fit."""
+    y, test_y = y.to(x.device), test_y.to(test_x.device)
     weight, bias = folded_logistic(x, y, num_classes, torch.Generator().manual_seed(seed))
     return float(((test_x @ weight + bias).argmax(1) == test_y).double().mean())
 

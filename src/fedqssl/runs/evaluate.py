@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from fedqssl.accelerators import put
 from fedqssl.engines.pool import Pool
 from fedqssl.evaluation import extract_features, knn_accuracy, linear_probe
 from fedqssl.evaluation.classifier import fit_classifier, logistic_accuracy
@@ -58,8 +57,7 @@ def knn_monitor(context: Context, aggregated: fx.GraphModule) -> float | None:
     encoder = context.task.extractor(aggregated.to(context.device), train.images.shape[-1])
     known, asked = (some(len(part.images), MONITOR_IMAGES) for part in (train, test))
     x, y = extract_features(encoder, train.images[known]), extract_features(encoder, test.images[asked])
-    labels = (put(part, x.device) for part in (train.labels[known], test.labels[asked]))
-    return float(knn_accuracy(x, next(labels), y, next(labels)))
+    return float(knn_accuracy(x, train.labels[known], y, test.labels[asked]))
 
 
 def some(count: int, limit: int | None) -> Tensor | slice:
@@ -79,20 +77,20 @@ def collapse_monitor(context: Context, aggregated: fx.GraphModule) -> Collapse:
     return collapse_signals(x, y)
 
 
-def _features(encoder: torch.nn.Module, context: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Features and labels of training and test images, where the encoder is."""
+def _features(encoder: torch.nn.Module, context: Context) -> tuple[Tensor, Tensor, Tensor]:
     part = some(len(context.train.images), context.config.evaluation.probe_images or None)
-    assert context.train.labels is not None and context.test.labels is not None
-    x, y = extract_features(encoder, context.train.images[part]), extract_features(encoder, context.test.images)
-    return x, put(context.train.labels[part], x.device), y, put(context.test.labels, x.device)
+    assert context.train.labels is not None
+    train = extract_features(encoder, context.train.images[part])
+    return train, context.train.labels[part], extract_features(encoder, context.test.images)
 
 
 def _probed(context: Context, model: fx.GraphModule) -> float:
     """Full-precision linear classifier on the frozen model, trained on the centralized training set."""
-    known_and_asked = _features(context.task.extractor(model, context.train.images.shape[-1]), context)
+    assert context.test.labels is not None
+    x, labels, y = _features(context.task.extractor(model, context.train.images.shape[-1]), context)
     if context.config.evaluation.probe == "fixed":
-        return linear_probe(*known_and_asked, context.task.classes).accuracy
-    return logistic_accuracy(*known_and_asked, context.task.classes)
+        return linear_probe(x, labels, y, context.test.labels, context.task.classes).accuracy
+    return logistic_accuracy(x, labels, y, context.test.labels, context.task.classes)
 
 
 def _classified(model: fx.GraphModule, images: Tensor, labels: Tensor) -> float:
