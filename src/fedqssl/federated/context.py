@@ -187,6 +187,11 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
     )
 
 
+def simulation_to_read(config: RunConfig) -> Simulation:
+    """:func:`build_simulation` of a run that others look at, on the CPU: their machine may lack the run's GPU."""
+    return build_simulation(config.model_copy(update={"device": "cpu"}))
+
+
 def build_simulation(config: RunConfig, progress: DownloadProgress | None = None) -> Simulation:
     """Load the images and split them; deterministic in the configuration. ``progress`` is called during downloads."""
     train, partition = training_split(config, progress)
@@ -202,4 +207,12 @@ def build_simulation(config: RunConfig, progress: DownloadProgress | None = None
     return Simulation(config, task, config.bits_for(list(partition.clients)), train, test, partition, public)
 
 
-__all__ = ["Context", "FleetContext", "Simulation", "build_simulation", "class_count", "make_task"]
+__all__ = [
+    "Context",
+    "FleetContext",
+    "Simulation",
+    "build_simulation",
+    "class_count",
+    "make_task",
+    "simulation_to_read",
+]

@@ -309,7 +309,7 @@ class RangeCodes(nn.Module):
         before = self.extent()
         if before[0] != before[1]:
             low, high = (
-                torch.lerp(torch.tensor(old, dtype=torch.float32), new, self.momentum)
+                torch.lerp(torch.tensor(old, dtype=torch.float32, device="cpu"), new, self.momentum)
                 for old, new in zip(before, (low, high), strict=True)
             )
         self.low, self.high = low.clone().to(device), high.clone().to(device)

@@ -83,7 +83,7 @@ class LowBitWeight(nn.Module):
         self.codes = packed
         if self._m is not None and self.scale.device == packed.device and scale == self.m:
             return  # as in most steps: nothing to move
-        number = torch.tensor(scale, dtype=torch.float32)
+        number = torch.tensor(scale, dtype=torch.float32, device="cpu")
         self.scale = number.to(packed.device)
         self._m = self.scale, self.scale._version, float(number)
 

@@ -46,7 +46,7 @@ def _cases(x: Tensor, draws: Tensor) -> dict[str, Callable[[ModuleType, torch.de
 
     def codes(k: ModuleType, d: torch.device) -> list[Tensor | None]:
         found: list[Tensor | None] = []
-        for bits in (1, 4, 6, 8, 11, 16):
+        for bits in (1, 6, 11):
             packed = k.quantize_pack(x.to(d), bits, float(2**bits - 1))
             back = k.unpack(packed, bits, _N)
             table = torch.arange(2**bits, dtype=torch.float32).to(d)

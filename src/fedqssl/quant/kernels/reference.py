@@ -127,16 +127,19 @@ def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> 
     low, high = low + 0.0, high + 0.0  # -0 becomes +0
     raw = _raw_keys(device)
     count = hist.to(torch.int64)[raw]
-    if device.type == "cpu":
+    sparse = device.type == "cpu"
+    if sparse:
         raw, count = raw[count > 0], count[count > 0]
     centres = _centres(raw, count, n, bits, low, high)
-    fine = (raw.unsqueeze(1) << extra | torch.arange(2**extra, device=device)).flatten()  # keys of 16 + extra bits
+    keys = raw if sparse else torch.arange(_KEYS, device=device)  # in their own order, as the table has them
+    fine = (keys.unsqueeze(1) << extra | torch.arange(2**extra, device=device)).flatten()  # keys of 16 + extra bits
     middle = _float_of(fine << (16 - extra) | 1 << (15 - extra))
     middle = torch.where((fine >> extra & 0x7F80) == 0, 0.0, middle).clamp(low, high)
     at = torch.searchsorted(centres, middle).clamp(max=last)
     down = (at - 1).clamp(min=0)
-    codes = torch.zeros(_KEYS << extra, dtype=torch.int64, device=device)
-    codes[fine] = torch.where(middle - centres[down] <= centres[at] - middle, down, at)
+    codes = torch.where(middle - centres[down] <= centres[at] - middle, down, at)
+    if sparse:
+        codes = torch.zeros(_KEYS << extra, dtype=torch.int64, device=device).index_put_((fine,), codes)
     for end, code in ((low, 0), (high, last)):  # the entries of the end points stand for them exactly
         for value in (end, -end) if end == 0 else (end,):
             codes[_pattern(value) >> (16 - extra)].fill_(code)
