@@ -184,5 +184,5 @@ def test_a_run_of_a_gpu_is_read_where_there_is_none(tmp_path, monkeypatch):
     run = FinishedRun.open(tmp_path / "run")
     assert run.config.device == "cuda" and run.context.buffer().device.type == "cpu"
     (tmp_path / "run" / "result.json").unlink()
-    with pytest.raises(accelerators.DeviceError, match="^device=cuda, but"):
+    with pytest.raises(accelerators.DeviceError, match=r"^device=cuda, but"):
         resume(tmp_path / "run")
