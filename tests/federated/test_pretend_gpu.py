@@ -150,6 +150,15 @@ def _round(device: str) -> dict[str, object]:
     return out
 
 
+def test_a_model_is_filled_and_packed_where_it_is(monkeypatch):
+    payload = to_bytes(_task().converted(4))
+    with pretend_gpu(monkeypatch):
+        model = _task().converted(4).to(CUDA)
+        load_bytes(model, payload)
+        held = [*model.parameters(), *model.buffers()]
+        assert all(isinstance(x, OnGpu) for x in held) and to_bytes(model) == payload
+
+
 def test_aggregation_where_the_states_are(monkeypatch):
     states = {
         name: read_payload(to_bytes(_task().converted(bits)), bits, _task()) for name, bits in (("a", 4), ("b", 8))
