@@ -119,7 +119,7 @@ def test_a_round_and_its_evaluation(monkeypatch):
 
 def _round(device: str) -> dict[str, object]:
     changes = {"bits": "2,4", "clients": 2, "images": 64, "batch_size": 8, "local_steps": 2}
-    changes |= {"evaluation.probe_images": 40, "evaluation.probe": "fixed", "views.size": 16}
+    changes |= {"evaluation.probe_images": 40, "evaluation.probe": "fixed", "views.size": 16, "features": "stages"}
     context = tiny_context(device=device, **changes)
     context = replace(context, test=context.test.subset(torch.arange(40)))
     task, buffer = context.task, context.buffer()[:16]

@@ -167,7 +167,7 @@ def choose_levels(
     """
     if sum(levels) != u.shape[1]:
         raise ValueError(f"levels of {', '.join(map(str, levels))} features do not add up to {u.shape[1]}")
-    level = torch.arange(len(levels)).repeat_interleave(torch.tensor(levels)).to(u.dtype)
+    level = torch.arange(len(levels)).repeat_interleave(torch.tensor(levels)).to(u.device, u.dtype)
     state, best, factor = generator.get_state(), UNJUDGED, torch.ones_like(level)
     for r in RATIOS:
         generator.set_state(state)  # the same folds for all
