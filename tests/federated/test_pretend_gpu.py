@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedqssl.evaluation.classifier import logistic_accuracy
 from fedqssl.federated.client import local_update
 from fedqssl.federated.server.aggregate import average
 from fedqssl.federated.server.dequantize import dequantize
@@ -175,3 +176,13 @@ def test_aggregation_where_the_states_are(monkeypatch):
 def test_a_tensor_of_the_cpu_is_noticed(monkeypatch):
     with pretend_gpu(monkeypatch), pytest.raises(AssertionError, match="tensors of the CPU"):
         torch.ones(3, device=CUDA) + torch.ones(3)
+
+
+@pytest.mark.slow
+def test_the_probe_that_chooses_its_decay(monkeypatch):
+    draws = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 3
+    x = torch.randn(40, 6, generator=draws) + y[:, None]
+    want = logistic_accuracy(x, y, x, y, 3, levels=(2, 4))
+    with pretend_gpu(monkeypatch):
+        assert logistic_accuracy(x.to(CUDA), y, x.to(CUDA), y, 3, levels=(2, 4)) == want > 0.5
