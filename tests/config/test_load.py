@@ -113,19 +113,21 @@ def test_the_configuration_does_not_import_torch():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
-def test_a_retired_setting_of_an_older_run(tmp_path):
+def test_a_retired_setting_of_an_older_run(tmp_path, monkeypatch):
     """An older config.toml lists every setting there was: at its default it is ignored, otherwise it is an error."""
+    assert not set(RETIRED) & set(known_keys())
+    monkeypatch.setitem(RETIRED, "client_tpus", 0.0)
     path = tmp_path / "config.toml"
-    path.write_text("client_gpus = 0.0\nrounds = 3\n")
+    path.write_text("client_tpus = 0.0\nrounds = 3\n")
     assert load_config(path) == load_config(path, {"rounds": 3}) and load_config(path).rounds == 3
-    assert "client_gpus" not in to_toml(load_config(path))
-    path.write_text("client_gpus = 0.5\n")
+    assert "client_tpus" not in to_toml(load_config(path))
+    path.write_text("client_tpus = 0.5\n")
     with pytest.raises(
-        ConfigError, match=r"config\.toml: the setting 'client_gpus' no longer exists, and 0\.5 was not"
+        ConfigError, match=r"config\.toml: the setting 'client_tpus' no longer exists, and 0\.5 was not"
     ):
         load_config(path)
-    with pytest.raises(ConfigError, match="unknown setting 'client_gpus'"):
-        load_config("smoke", ["client_gpus=0"])
+    with pytest.raises(ConfigError, match="unknown setting 'client_tpus'"):
+        load_config("smoke", ["client_tpus=0"])
     assert not set(RETIRED) & set(known_keys())
 
 

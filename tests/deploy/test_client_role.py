@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedqssl.accelerators import DeviceError
 from fedqssl.config import load_config
 from fedqssl.data.images import DataError, ImageSet, resized
 from fedqssl.deploy import client_role
@@ -14,6 +15,8 @@ from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.context import make_task
 from fedqssl.federated.job import Job
 from fedqssl.lowbit import to_bytes
+from fedqssl.quant import kernels
+from pretend_gpu import pretend_gpu
 
 IMAGES, LABELS = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1, 0])
 
@@ -57,6 +60,26 @@ def test_images_are_read_again_in_the_size_of_the_run(tmp_path):
         client.evaluate(
             Request("run", "nonce", {**job.to_json(), "task": {**job.to_json()["task"], "image_size": 32}}), b""
         )
+
+
+def test_a_client_trains_where_it_says(tmp_path, monkeypatch):
+    """Its device is its own choice: on a GPU that is not there, with the bytes of the CPU."""
+    pixels = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    parts = ImageSet(pixels[:8]), ImageSet(pixels[8:])
+    task = make_task(load_config("smoke", {"model": "small_cnn", "width": 4, "image_size": 8, "batch_size": 4}), 3, 0)
+    request = Request("run", "nonce", Job(0, 0.1, "fed_simclr", task, 1).to_json())
+
+    def sent(device: str) -> bytes:
+        home = tmp_path / device
+        client = FleetClient("car-1", 2, *parts, Store(home / "state"), Events(home / "log"), device=device)
+        return client.train(request, to_bytes(task.converted(2)))[0]
+
+    with pytest.raises(DeviceError, match="device=cuda, but"):
+        sent("cuda")
+    with kernels.use("torch"):
+        want = sent("cpu")
+        with pretend_gpu(monkeypatch) as crossed:
+            assert sent("cuda") == want and crossed["up", "deploy.client_role.train"] == 1
 
 
 def test_a_client_trains_on_what_it_holds_and_is_judged_on_what_it_held_out(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from fedqssl import accelerators
 from fedqssl.config import load_config
 from fedqssl.federated.protocol import protocol
 from fedqssl.runs import start
@@ -27,6 +28,17 @@ def members(session: int) -> list[str]:
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(command)
     return found
+
+
+def test_what_ray_reserves_of_gpus(monkeypatch):
+    """Ray hides GPUs from clients for whom none is reserved."""
+    from fedqssl.engines.flower.simulation import client_gpus
+
+    assert client_gpus(load_config("smoke")) == 0 and client_gpus(load_config("smoke", {"client_gpus": 0.25})) == 0.25
+    monkeypatch.setattr(accelerators, "gpus", lambda: 1)
+    monkeypatch.setattr(accelerators, "_repeatable", lambda: None)
+    assert client_gpus(load_config("smoke", {"device": "cuda", "workers_per_gpu": 4})) == 0.25
+    assert client_gpus(load_config("smoke", {"device": "auto", "client_gpus": 1})) == 1
 
 
 def test_same_bytes_as_in_process_and_nothing_is_left(tmp_path):

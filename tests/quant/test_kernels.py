@@ -83,7 +83,7 @@ def test_environment_variable():
 def test_bad_environment_variable_is_a_clear_error():
     done = _python(SHOW, "fast")
     assert done.returncode != 0
-    assert "FEDQSSL_KERNELS='fast': choose one of auto, native, torch" in done.stderr
+    assert "FEDQSSL_KERNELS='fast': choose one of auto, native, torch, triton" in done.stderr
 
 
 @needs_native

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedqssl import accelerators
 from fedqssl.engines.pool import Pool
 from fedqssl.engines.shared_images import SharedImages
 from fedqssl.lowbit import load_bytes, to_bytes
 from fedqssl.lowbit.container import read_header
+from fedqssl.maker.finished_run import FinishedRun
 from fedqssl.runs import RunError, RunFolder, RunResult, resume, start
 from fedqssl.runs.evaluate import evaluate, global_accuracy
 from tiny_run import figures, known_run, model_bytes, rounds_of, silent, tiny, tiny_context
@@ -171,3 +173,16 @@ def test_a_payload_is_hashed_once_where_it_is_made_and_once_where_it_arrives(mon
     monkeypatch.setattr("fedqssl.header.hashlib", SimpleNamespace(sha256=counting))
     rounds_of(context)
     assert hashed and max(hashed.values()) == 2
+
+
+def test_a_run_of_a_gpu_is_read_where_there_is_none(tmp_path, monkeypatch):
+    """Reports, probes and exports of finished runs compute on the CPU; resuming says what is missing."""
+    monkeypatch.setattr(accelerators, "gpus", lambda: 0)
+    shutil.copytree(known_run().folder, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace('device = "cpu"', 'device = "cuda"'))
+    run = FinishedRun.open(tmp_path / "run")
+    assert run.config.device == "cuda" and run.context.buffer().device.type == "cpu"
+    (tmp_path / "run" / "result.json").unlink()
+    with pytest.raises(accelerators.DeviceError, match=r"^device=cuda, but"):
+        resume(tmp_path / "run")

@@ -40,10 +40,12 @@ Width = Annotated[int, typer.Option(min=1, help="Channels of ResNet-18's first s
 PlainImages = Annotated[int, typer.Option(min=1, help="Images in the batch.")]
 InferencePeers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure torch.ao int8 and onnxruntime too.")]
 Elements = Annotated[int, typer.Option(min=1, help="Floats to quantize and pack.")]
+Device = Annotated[str, typer.Option(help="What to measure on: cpu, cuda, cuda:N or auto.")]
 Size = Annotated[int, typer.Option(min=4, help="Image height and width.")]
 
 BITS = "2,4,6,8,12"
 THREADED = {"threads": (Threads, 1)}
+PEERED = {"peers": (Peers, True), "device": (Device, "cpu")}
 REPEATED = {"repeats": (Repeats, 7), **THREADED}
 SMALL_FLEET = ("smoke", "clients=10", "bits=4,4,6,6,6,8,8,8,12,12", "workers=2")
 
@@ -51,11 +53,11 @@ SMALL_FLEET = ("smoke", "clients=10", "bits=4,4,6,6,6,8,8,8,12,12", "workers=2")
 BENCHES: dict[str, tuple[str, dict[str, tuple[Any, object]]]] = {
     "step": (
         "CPU time of a training step divided by that of fp32, interleaved (below 1 is faster than fp32).",
-        {"width": (Width, 16), "images": (Images, 256), "bits": (Bits, BITS), **REPEATED, "peers": (Peers, True)},
+        {"width": (Width, 16), "images": (Images, 256), "bits": (Bits, BITS), **REPEATED, **PEERED},
     ),
     "memory": (
         "Memory of a training step of fp32 divided by ours, one process each (above 1 is smaller than fp32).",
-        {"width": (Width, 16), "images": (Images, 256), "bits": (Bits, BITS), **THREADED, "peers": (Peers, True)},
+        {"width": (Width, 16), "images": (Images, 256), "bits": (Bits, BITS), **THREADED, **PEERED},
     ),
     "inference": (
         "Images per second of a forward pass, beside fp32, torch.ao int8 and onnxruntime, interleaved (above 1 is faster).",

@@ -42,6 +42,7 @@ Name = Annotated[str, typer.Option(help="The client's name.")]
 Bits = Annotated[int | None, typer.Option(help="What this client can afford: 1 to 16, or 32.")]
 Data = Annotated[str | None, typer.Option(metavar="DATA", help="The client's images: folder:PATH or a data set.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Torch threads (1).")]
+Device = Annotated[str | None, typer.Option(help="What this client computes on: cpu, cuda, cuda:N or auto (cpu).")]
 Server = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Address of the server, if it differs from the fleet's.")
 ]
@@ -197,6 +198,7 @@ def client(
     group: Group = None,
     max_rate: MaxRate = None,
     hours: Hours = None,
+    device: Device = None,
 ) -> None:
     """Take part with the images on this machine, which stay here, until Ctrl-C.
 
@@ -212,8 +214,9 @@ def client(
 
     found = Fleet.open(fleet)
     found = found if server is None else replace(found, address=server)
-    given = {"bits": bits, "data": data, "threads": threads, "group": group, "max_rate": max_rate, "hours": hours}
-    known: dict[str, Any] = dict.fromkeys(given) | {"bits": 0, "threads": 1, "group": "none"}
+    given = {"bits": bits, "data": data, "threads": threads, "group": group, "device": device}
+    given |= {"max_rate": max_rate, "hours": hours}
+    known: dict[str, Any] = dict.fromkeys(given) | {"bits": 0, "threads": 1, "group": "none", "device": "cpu"}
     values = _settings(found.client(name) / "client.toml", given, known)
     if not values["bits"] or values["data"] is None:
         raise FleetError("a client needs --bits and --data, on the command line or in its client.toml")
@@ -222,7 +225,7 @@ def client(
     except ValueError as error:
         raise FleetError(f"--bits {error}") from None
     limits = Allowance.parse(values["max_rate"], values["hours"])
-    how = values["threads"], on_bad, trust, typer.echo, values["group"], limits
+    how = values["threads"], on_bad, trust, typer.echo, values["group"], limits, values["device"]
     join(found, name, values["bits"], values["data"], *how)
 
 

@@ -21,6 +21,8 @@ EXTRAS = {
     "flower": {"flwr": "flwr", "ray": "ray"},
     "bench": {"brevitas": "brevitas", "kornia": "kornia"},
 }
+ON_GPUS = {"gpu": {"triton": "triton"}}
+"""Extras that only machines with a GPU need."""
 
 
 def _memory_bytes(field: str) -> int | None:
@@ -35,15 +37,18 @@ def collect() -> dict[str, Any]:
     """Facts about the machine and the installation, as JSON values; ``advice`` says what to change."""
     import torch
 
+    from fedqssl import accelerators
     from fedqssl.studies.bench.records import machine
 
     facts = machine()
+    wanted = EXTRAS | (ON_GPUS if accelerators.gpus() else {})
     extras = {
         extra: {name: importlib.util.find_spec(module) is not None for name, module in modules.items()}
-        for extra, modules in EXTRAS.items()
+        for extra, modules in wanted.items()
     }
     facts.update(
         threads=torch.get_num_threads(),
+        device=accelerators.describe() | _gpu_kernels(),
         extras=extras,
         ram_bytes=_memory_bytes("MemTotal"),
         ram_free_bytes=_memory_bytes("MemAvailable"),
@@ -53,6 +58,21 @@ def collect() -> dict[str, Any]:
     return facts
 
 
+def _gpu_kernels() -> dict[str, str]:
+    """What each GPU runs on, as probed on it: the kernels, and convolutions on tensor cores."""
+    import torch
+
+    from fedqssl import accelerators
+    from fedqssl.quant.kernels import gpu, tensorcores
+
+    found = {}
+    for index in range(accelerators.gpus()):
+        device = torch.device("cuda", index)
+        exact = "exact" if tensorcores.available(device) else "not exact or not there, float32 instead"
+        found[f"cuda:{index}_kernels"] = f"{gpu.probe(device)[1]}; TF32 sums of codes: {exact}"
+    return found
+
+
 def _package(extra: str) -> str:
     """What pip takes: this folder where fedqssl runs from its source, which is not published, else its name."""
     source = Path(__file__).parents[3]
@@ -60,11 +80,16 @@ def _package(extra: str) -> str:
 
 
 def _advice(extras: dict[str, dict[str, bool]]) -> list[str]:
+    from fedqssl import accelerators
     from fedqssl.quant import kernels
 
     advice = []
     if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
         advice.append("export OMP_WAIT_POLICY=PASSIVE: idle threads then sleep instead of spinning")
+    if accelerators.gpus():
+        advice.append(
+            f"device=cuda (or auto) uses the GPU; its code is {accelerators.UNTRIED}: compare with device=cpu"
+        )
     if kernels.backend_name() != "native":
         advice.append("the kernels run in plain torch, several times slower; 'kernels' above says why")
     for extra, modules in extras.items():

@@ -134,11 +134,13 @@ def _ledger(config: RunConfig, measure: bool) -> tuple[Ledger, list[str]]:
         say("loading torch")
         import torch
 
+        from fedqssl.accelerators import resolve
         from fedqssl.cost import client_sizes, ledger
         from fedqssl.data.from_config import settled
         from fedqssl.federated.algorithms import get_algorithm
 
         torch.set_num_threads(config.threads)
+        resolve(config.device)
         get_algorithm(config.algorithm)  # an unknown one is an error before the images are counted
         say(f"counting the images of {config.data}")
         config, changed = settled(config)

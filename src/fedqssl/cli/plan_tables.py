@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich import box
 from rich.table import Table
 
+from fedqssl.accelerators import name_of, resolve
 from fedqssl.cost.formulas import BitOperations
 from fedqssl.cost.ledger import CostEstimate, Ledger
 from fedqssl.cost.trace import FLOAT
@@ -116,8 +117,11 @@ def notes(ledger: Ledger, times: CostEstimate | None) -> list[str]:
     if times is None:
         return lines
     clock = "CPU time of one thread" if ledger.config.threads == 1 else f"wall time of {ledger.config.threads} threads"
+    device = resolve(ledger.config.device)
+    if device.type != "cpu":
+        clock = f"wall time on {device} ({name_of(device)})"
     how = f"time: {clock}, one measured step per bitwidth, over {times.workers} workers; evaluation is not included"
-    if times.workers < ledger.config.workers:
+    if device.type == "cpu" and times.workers < ledger.config.workers:
         how += f"; this machine has cores for {times.workers} of {ledger.config.workers} workers"
     lines.append(how)
     if times.scaled:

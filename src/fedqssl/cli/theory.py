@@ -81,10 +81,10 @@ def client_features(folder: Path) -> dict[str, Tensor]:
         raise ValueError(f"{folder} is not a run: it has no config.toml; start one with fedqssl run --out {folder}")
     from fedqssl.config import load_run_config
     from fedqssl.evaluation import extract_features
-    from fedqssl.federated.context import build_simulation
+    from fedqssl.federated.context import simulation_to_read
     from fedqssl.lowbit import load_bytes
 
-    context = build_simulation(load_run_config(folder))
+    context = simulation_to_read(load_run_config(folder))
     found = {}
     for name in sorted(context.partition.clients):
         path = folder / "clients" / name / "model.fqssl"

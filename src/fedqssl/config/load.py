@@ -18,12 +18,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-RETIRED: dict[str, object] = {"client_gpus": 0.0}
+RETIRED: dict[str, object] = {}
 """Removed settings with their old defaults: files of older runs still list them."""
 _NOT_ACCURACY = (
     *("data_dir", "devices", "seed", "threads", "server.threads", "workers", "track", "evaluation.knn_every"),
     "evaluation.controls",
-    *("engine", "client_cpus", "deadline"),
+    *("engine", "client_cpus", "client_gpus", "deadline", "device", "workers_per_gpu"),
 )
 BEFORE: dict[str, object] = {
     **{"evaluation.classifier": "sgd", "evaluation.probe": "fixed"},

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from fedqssl.accelerators import check_name
 from fedqssl.config.keys import flat, nearest_key, nested, none, one_of_two
 from fedqssl.config.sections import (
     AggregationConfig,
@@ -145,11 +146,19 @@ class RunConfig(Section):
     threads: Count = 1
     """Torch threads of each worker."""
     workers: Count = 2
-    """Processes that train clients at the same time."""
+    """Processes that train clients at the same time, on the CPU."""
+    device: Word = "cpu"
+    """What clients and server compute on: ``cpu``, ``cuda`` (all GPUs), ``cuda:N``, or ``auto`` (GPUs if there are any).
+    ``mps`` is refused: it lacks float64. Another device may give other bytes (docs/how-to/gpu.md)."""
+    workers_per_gpu: Count = 1
+    """For ``device = "cuda"``: processes on each GPU; they take the place of ``workers``."""
     engine: Word = "in_process"
     """The engine: ``in_process``, or ``flower-sim`` for Flower's simulation on Ray."""
     client_cpus: Positive = 1.0
     """For ``engine = "flower-sim"``: cores that Ray reserves for each client."""
+    client_gpus: Annotated[float, Field(ge=0)] = 0.0
+    """For ``engine = "flower-sim"``: GPUs that Ray reserves for each client, like 0.5; with ``device = "cuda"``, 0 stands for
+    1 / ``workers_per_gpu``."""
     deadline: MaybePositive = None
     """Seconds after which a round continues without the clients that have not replied (Flower only). By default real machines
     have four times as long as the slowest of them usually takes, at least five minutes; a simulation waits."""
@@ -180,6 +189,11 @@ class RunConfig(Section):
             bits = parse_bits_named(given["bits"])
             given["clients"] = len(bits) if len(bits) > 1 else cls.model_fields["clients"].default
         return nested(one_of_two(given))
+
+    @field_validator("device", mode="after")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        return check_name(value)
 
     @field_validator("bits", mode="before")
     @classmethod

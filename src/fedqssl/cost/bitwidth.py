@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
+from fedqssl.accelerators import put, resolve, synchronize
 from fedqssl.config import RunConfig
 from fedqssl.cost.formulas import (
     BitOperations,
@@ -195,23 +196,38 @@ def study(
     sent = buffer.total if algorithm.upload is None else len(algorithm.upload(model, bits))
     measured = None
     if measure_seconds:
-        stepper = _Stepper(model, task, sizes.image, config.lowbit.rule, algorithm.keeps)
+        how = config.lowbit.rule, algorithm.keeps, resolve(config.device)
+        stepper = _Stepper(model, task, sizes.image, *how)
         measured = _measure(stepper, measure_seconds, tell, warm)
     return Bitwidth(bits, task, buffer, sent, layers, config.lowbit.rule, algorithm.keeps, measured)
 
 
 class _Stepper:
-    """Training steps of a model on random images, with a clock; they train it a little."""
+    """Training steps of a model on random images on a device, with a clock; they train it a little."""
 
-    def __init__(self, model: fx.GraphModule, task: Task, image: tuple[int, int, int], rule: str, keeps: str) -> None:
-        self.model, self.task, self.image = model.train(), task, image
+    def __init__(
+        self,
+        model: fx.GraphModule,
+        task: Task,
+        image: tuple[int, int, int],
+        rule: str,
+        keeps: str,
+        device: torch.device,
+    ) -> None:
+        self.model, self.task, self.image, self.device = model.to(device).train(), task, image, device
         self.opt = LowBitSGD(model, 1e-3, rule=rule, proximal=0.01 if keeps == "proximal" else 0.0)  # type: ignore[arg-type]
         self.received = to_bytes(model) if keeps == "update" else b""
         self.target = TargetNetwork(model, task.momentum) if task.has_target else None
         self.draws = torch.Generator().manual_seed(0)
         self.saved = self.gradients = 0
         # CPU seconds of one thread, so that other work on the machine does not count
-        self.clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        on_one_core = device.type == "cpu" and torch.get_num_threads() == 1
+        self.timer = time.process_time if on_one_core else time.perf_counter
+
+    def clock(self) -> float:
+        """Seconds, when everything that was asked for is done."""
+        synchronize(self.device)
+        return self.timer()
 
     def own(self) -> list[Tensor]:
         """The model's parameters and buffers."""
@@ -220,6 +236,7 @@ class _Stepper:
     def passes(self, images: int) -> float:
         """Seconds of views, forward pass, loss and backward pass."""
         pixels = torch.randint(0, 256, (images, *self.image), dtype=torch.uint8, generator=self.draws)
+        pixels = put(pixels, self.device)
         self.opt.zero_grad()
         began = self.clock()
         views = self.task.two_views(pixels, self.draws)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedqssl import accelerators
 from fedqssl.config import RunConfig
 from fedqssl.cost.bitwidth import VIEWS, Bitwidth, Say, silent, study
 from fedqssl.cost.formulas import BitOperations, Memory
@@ -289,7 +290,7 @@ class CostEstimate:
         client_phase: all clients of a round, over the workers.
         server_phase: de-quantization and re-quantization, over the workers.
         rounds: their number.
-        workers: number of processes assumed: ``workers``, but no more than there are cores for.
+        workers: number of processes assumed: ``workers``, but no more than there are cores for; on GPUs one for each.
         scaled: whether a full batch was extrapolated from a smaller one.
     """
 
@@ -326,7 +327,8 @@ def estimate(ledger: Ledger, cores: int | None = None) -> CostEstimate:
     """
     config, work, widths, buffer = ledger.config, ledger.work, ledger.bitwidths, ledger.sizes.buffer
     full, count = widths[FLOAT], max(len(ledger.clients), 1)
-    workers = min(config.workers, max((cores or os.cpu_count() or 1) // config.threads, 1), count)
+    on_cpu = min(config.workers, max((cores or os.cpu_count() or 1) // config.threads, 1))
+    workers = min(accelerators.workers(config.device, on_cpu, 1), count)  # processes that share a GPU share its time
     clients = {n: widths[c.bits].training_seconds(c.images, c.steps) for n, c in ledger.clients.items()}
     everyone = sum(ledger.sizes.clients.values())
     server, steps = 0.0, work.server_steps(full.task, buffer, everyone)

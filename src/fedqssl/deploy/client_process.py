@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from fedqssl.accelerators import resolve
 from fedqssl.config.keys import nearest
 from fedqssl.data.bursts import Group
 from fedqssl.data.images import ImageSet
@@ -34,9 +35,11 @@ def join(
     say: Callable[[str], None],
     group: Group = "none",
     allowance: Allowance | None = None,
+    device: str = "cpu",
 ) -> None:
     """Take part until SIGTERM or Ctrl-C."""
     check_on_bad(on_bad)
+    resolve(device)  # an error now, not in the first round
     _check_known(fleet, name)
     bad: OnBad = "skip" if on_bad == "skip" else "error"
     holdout = HOLDOUT if is_labeled(data, bad, group=group) else 0.0
@@ -52,7 +55,7 @@ def join(
     home = fleet.client(name)
     with only_one(home, f"client {name}"):
         events = Events(home / "log.jsonl")
-        client = FleetClient(name, bits, train, test, Store(home / "state"), events, trust, read)
+        client = FleetClient(name, bits, train, test, Store(home / "state"), events, trust, read, device)
         if len(client.held) < MIN_IMAGES:
             raise FleetError(
                 f"{data} leaves {name} {counted(len(client.held), 'training image')}; at least {MIN_IMAGES} are needed"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedqssl.accelerators import put, resolve
 from fedqssl.data.images import DataError, ImageSet, with_channels
 from fedqssl.deploy.events import Events
 from fedqssl.deploy.store import Store, round_key
@@ -30,6 +31,7 @@ class FleetClient:
         events: its log.
         trust: whether a model named by the server may be imported (``package.module:Class``).
         reload: reads ``train`` and ``test`` again, in another size, for a run whose ``image_size`` is not theirs.
+        device: what it trains on; its own choice, which no message carries.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class FleetClient:
         events: Events,
         trust: bool = False,
         reload: Callable[[int], tuple[ImageSet, ImageSet]] | None = None,
+        device: str = "cpu",
     ) -> None:
+        self.device = resolve(device)
         self.name, self.bits, self.trust, self.store, self.events, self.reload = (
             name,
             bits,
@@ -83,7 +87,8 @@ class FleetClient:
         self._resize(job.task.image_size)
         channels = job.task.in_channels
         labels = self._labels(self.held, request.class_names) if job.task.supervised else None
-        data = ClientData(self.name, self.bits, with_channels(self.held.images, channels), labels)
+        images = put(with_channels(self.held.images, channels), self.device)
+        data = ClientData(self.name, self.bits, images, None if labels is None else put(labels, self.device))
         sent, metrics = perform(job, payload, data)
         self.store.keep(key, payload, sent, metrics)
         self.events.note(

@@ -8,11 +8,12 @@ Python's own process pools import the user's script again in every worker; these
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -39,7 +40,8 @@ def no_tick(what: str, done: int, total: int) -> None:
 class _Worker:
     """One process and the connection to it."""
 
-    def __init__(self, shared: Shared, threads: int) -> None:
+    def __init__(self, shared: Shared, threads: int, environment: Mapping[str, str]) -> None:
+        self.environment = environment
         self.connection, theirs = Pipe()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C is the parent's alone
         try:
@@ -47,6 +49,7 @@ class _Worker:
                 [sys.executable, "-c", _START.format(path=sys.path, handle=theirs.fileno())],
                 stdin=subprocess.PIPE,  # what the worker watches: it closes when this process ends
                 pass_fds=[theirs.fileno()],
+                env={**os.environ, **environment} if environment else None,
             )
         finally:
             theirs.close()
@@ -72,10 +75,19 @@ class Pool(Generic[S]):
         workers: number of processes; 1 runs everything in this process.
         threads: torch threads of each.
         tick: called with the progress of the jobs.
+        environments: variables of the workers' environments, in turn (one GPU each); by default they have this process's.
     """
 
-    def __init__(self, shared: S, workers: int = 1, threads: int = 1, tick: Tick = no_tick) -> None:
+    def __init__(
+        self,
+        shared: S,
+        workers: int = 1,
+        threads: int = 1,
+        tick: Tick = no_tick,
+        environments: Sequence[Mapping[str, str]] = (),
+    ) -> None:
         self.shared, self.workers, self.threads, self.tick = shared, workers, threads, tick
+        self.environments: Sequence[Mapping[str, str]] = environments or ({},)
         self._images: SharedImages | None = None
         self._opened: Shared | None = None
         self._running: list[_Worker] = []
@@ -164,7 +176,9 @@ class Pool(Generic[S]):
 
     def _hire(self) -> _Worker:
         assert self._opened is not None
-        self._running.append(_Worker(self._opened, self.threads))
+        used = [worker.environment for worker in self._running]
+        least = min(self.environments, key=used.count)  # also where a worker that died is replaced
+        self._running.append(_Worker(self._opened, self.threads, least))
         return self._running[-1]
 
     def _collect(self, worker: _Worker, key: Key, died: Callable[[Key], Result] | None) -> tuple[Key, Result]:

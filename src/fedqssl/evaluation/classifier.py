@@ -126,8 +126,7 @@ def folded_logistic(
     With ``u = a (x - mean) / std``, solution (V, c) and sharpness t: ``W = t a V / std``, ``b = t c - mean W``. Level i of the
     features has ``a = r^i``: a finer level gets larger weights only if it repays a decay that is ``r^-2`` times stronger.
     """
-    weight = torch.zeros(x.shape[1], num_classes, dtype=x.dtype)
-    bias = torch.zeros(num_classes, dtype=x.dtype)
+    weight, bias = x.new_zeros(x.shape[1], num_classes), x.new_zeros(num_classes)
     classes, label = torch.unique(y, return_inverse=True)
     if len(classes) > 1:
         mean, std = x.mean(0), _spread(x)
@@ -138,12 +137,12 @@ def folded_logistic(
             chosen, a = choose_levels(u, label, len(classes), generator, levels)
             u, std = a * u, std / a
         rotated = Rotated.of(u)
-        everyone = torch.ones(1, len(u), dtype=u.dtype)
+        everyone = u.new_ones(1, len(u))
         solution = chosen.sharpness * fit_logistic(rotated, label, len(classes), chosen.decay, everyone)[0]
         weight[:, classes] = rotated.basis @ solution[:-1] / std[:, None]
         bias[classes] = solution[-1] - mean @ weight[:, classes]
     lowest = float((x @ weight[:, classes] + bias[classes]).min())
-    unseen = torch.ones(num_classes, dtype=torch.bool).index_fill_(0, classes, False)
+    unseen = torch.ones(num_classes, dtype=torch.bool, device=x.device).index_fill_(0, classes, False)
     bias[unseen] = lowest - FAR_BELOW
     return weight, bias
 
@@ -151,7 +150,8 @@ def folded_logistic(
 def logistic_accuracy(
     x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, num_classes: int, seed: int = 0, levels: Levels = None
 ) -> float:
-    """Test accuracy of :func:`folded_logistic`; the test rows play no part in the fit."""
+    """Test accuracy of :func:`folded_logistic` where the features are; the test rows play no part in the fit."""
+    y, test_y = y.to(x.device), test_y.to(test_x.device)
     weight, bias = folded_logistic(x, y, num_classes, torch.Generator().manual_seed(seed), levels)
     return float(((test_x @ weight + bias).argmax(1) == test_y).double().mean())
 

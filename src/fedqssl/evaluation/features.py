@@ -10,7 +10,7 @@ PIXELS = 500 * 32 * 32
 
 
 def extract_features(model: nn.Module, images: Tensor, batch_size: int = 500) -> Tensor:
-    """Features ``f_w(images / 255)`` of uint8 images (N, C, H, W), as (N, d) where the images are.
+    """Features ``f_w(images / 255)`` of uint8 images (N, C, H, W), as (N, d) where the model is.
 
     The model runs in evaluation mode without gradients; each of its modules then gets its own mode back.
     """
@@ -31,7 +31,7 @@ def extract_features(model: nn.Module, images: Tensor, batch_size: int = 500) ->
             for start in range(0, len(images), batch_size):
                 batch = images[start : start + batch_size].to(device, torch.float32)
                 batch = batch.contiguous(memory_format=torch.channels_last).div_(255)
-                features.append(model(batch).to(images.device))
+                features.append(model(batch))
     finally:
         for module in trains:
             module.training = True

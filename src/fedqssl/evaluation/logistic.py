@@ -74,10 +74,10 @@ def fit_logistic(
     steep = (rotated.spread / 4 + decay).rsqrt()  # the loss in p = W / steep curves alike in all directions
     v = torch.cat([rotated.values * steep, rotated.values.new_ones(n, 1)], 1)  # (N, r + 1)
     share = (rows / rows.sum(1, keepdim=True)).T  # (N, F)
-    target = torch.zeros(n, num_classes, dtype=v.dtype).scatter_(1, y[:, None], 1.0)
+    target = v.new_zeros(n, num_classes).scatter_(1, y[:, None], 1.0)
     stretch = torch.cat([steep, steep.new_ones(1)])[:, None]  # (r + 1, 1)
     penalty = torch.cat([decay * steep.square(), steep.new_zeros(1)])[:, None]
-    p = (torch.zeros(folds, v.shape[1], num_classes, dtype=v.dtype) if start is None else start / stretch).contiguous()
+    p = (v.new_zeros(folds, v.shape[1], num_classes) if start is None else start / stretch).contiguous()
     p.requires_grad_()
     optimizer = torch.optim.LBFGS(
         [p], max_iter=steps, history_size=10, tolerance_grad=1e-5, tolerance_change=1e-8, line_search_fn="strong_wolfe"
@@ -104,10 +104,10 @@ def logits_of(rotated: Rotated, solution: Tensor) -> Tensor:
 
 def folds_of(y: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """The fold (N,) that each row is held out in: every class is spread over the folds as evenly as its size allows."""
-    order = torch.randperm(len(y), generator=generator)
+    order = torch.randperm(len(y), generator=generator).to(y.device)
     order = order[y[order].argsort(stable=True)]  # by class, each in random order
     fold = torch.empty_like(y)
-    fold[order] = torch.arange(len(y)) % count
+    fold[order] = torch.arange(len(y), device=y.device) % count
     return fold
 
 
@@ -134,7 +134,7 @@ def choose(u: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -
     """
     n = len(u)
     if n > MOST_ROWS:
-        kept = torch.randperm(n, generator=generator)[:MOST_ROWS]
+        kept = torch.randperm(n, generator=generator)[:MOST_ROWS].to(u.device)
         u, y = u[kept], y[kept]
     judged = y.bincount(minlength=num_classes)[y] > 1
     if not bool(judged.any()):
@@ -146,7 +146,7 @@ def choose(u: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -
     best, solution, rises = UNJUDGED, None, 0
     for decay in DECAYS if len(y) >= FEW * num_classes else DECAYS[:1]:
         solution = fit_logistic(rotated, y, num_classes, decay, rows, solution, steps=15)
-        out = logits_of(rotated, solution)[held_out, torch.arange(len(y))]  # (N, C)
+        out = logits_of(rotated, solution)[held_out, torch.arange(len(y), device=y.device)]  # (N, C)
         sharpness, loss = _sharpness(out[judged], y[judged])
         if loss < best.loss:
             best, rises = Chosen(decay * len(u) / n, sharpness, loss), 0
@@ -167,7 +167,7 @@ def choose_levels(
     """
     if sum(levels) != u.shape[1]:
         raise ValueError(f"levels of {', '.join(map(str, levels))} features do not add up to {u.shape[1]}")
-    level = torch.arange(len(levels)).repeat_interleave(torch.tensor(levels)).to(u.dtype)
+    level = torch.arange(len(levels)).repeat_interleave(torch.tensor(levels)).to(u.device, u.dtype)
     state, best, factor = generator.get_state(), UNJUDGED, torch.ones_like(level)
     for r in RATIOS:
         generator.set_state(state)  # the same folds for all
@@ -179,7 +179,7 @@ def choose_levels(
 
 def _sharpness(logits: Tensor, y: Tensor) -> tuple[float, float]:
     """The factor on logits with the least log-loss, and that loss."""
-    factors = torch.logspace(-1.5, 1.0, 41, dtype=logits.dtype)
+    factors = torch.logspace(-1.5, 1.0, 41, dtype=logits.dtype).to(logits.device)
     losses = torch.stack([torch.nn.functional.cross_entropy(f * logits, y) for f in factors])
     at = int(losses.argmin())
     return float(factors[at]), float(losses[at])

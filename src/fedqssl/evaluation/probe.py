@@ -39,6 +39,7 @@ def linear_probe(
         l2: weight decay of the objective.
         max_iterations: a bound on L-BFGS, which stops by itself when converged.
     """
+    train_y, test_y = train_y.to(train_x.device), test_y.to(test_x.device)
     _check(test_x, test_y, "test")
     classifier = fit_classifier(train_x, train_y, num_classes, l2=l2, max_iterations=max_iterations)
     return ProbeResult(_accuracy(classifier, test_x, test_y), _accuracy(classifier, train_x, train_y))
@@ -122,6 +123,7 @@ def knn_probabilities(
 @torch.no_grad()
 def knn_accuracy(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, **vote: Any) -> float:
     """Accuracy of the largest share of :func:`knn_probabilities`, whose ``k``, ``temperature`` and ``chunk`` may be given."""
+    train_y, test_y = train_y.to(train_x.device), test_y.to(test_x.device)
     _check(train_x, train_y, "train")
     _check(test_x, test_y, "test")
     shares = knn_probabilities(train_x, train_y, test_x, int(train_y.max()) + 1, **vote)

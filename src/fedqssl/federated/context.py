@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedqssl.accelerators import put, resolve
 from fedqssl.config import ConfigError, RunConfig
 from fedqssl.data.fetch import DownloadProgress
 from fedqssl.data.from_config import load_split, server_images, training_split
@@ -45,13 +46,18 @@ class Context(ABC):
         return get_algorithm(self.config.algorithm)
 
     @property
+    def device(self) -> torch.device:
+        """What this process computes on: ``device`` of the settings."""
+        return resolve(self.config.device)
+
+    @property
     @abstractmethod
     def sizes(self) -> dict[str, int]:
         """Number of training images by client."""
 
     @abstractmethod
     def buffer(self) -> Tensor:
-        """The images of the server's buffer D_g."""
+        """The images of the server's buffer D_g, on the device."""
 
     @abstractmethod
     def everyone(self) -> Tensor:
@@ -94,17 +100,19 @@ class Simulation(Context):
         return {name: len(split.train) for name, split in self.partition.clients.items()}
 
     def buffer(self) -> Tensor:
-        """The images of the server's buffer D_g."""
-        return self.train.images[self.partition.buffer] if self.public is None else self.public
+        """The images of the server's buffer D_g, on the device."""
+        return put(self.train.images[self.partition.buffer] if self.public is None else self.public, self.device)
 
     def client(self, name: str) -> ClientData:
-        """A client's own images and labels."""
-        index, labels = self.partition.clients[name].train, self.train.labels
-        return ClientData(name, self.bits[name], self.train.images[index], None if labels is None else labels[index])
+        """A client's own images and labels, on the device."""
+        index, labels, device = self.partition.clients[name].train, self.train.labels, self.device
+        own = None if labels is None else put(labels[index], device)
+        return ClientData(name, self.bits[name], put(self.train.images[index], device), own)
 
     def everyone(self) -> Tensor:
-        """All clients' training images."""
-        return self.train.images[torch.cat([self.partition.clients[name].train for name in sorted(self.bits)])]
+        """All clients' training images, on the device."""
+        index = torch.cat([self.partition.clients[name].train for name in sorted(self.bits)])
+        return put(self.train.images[index], self.device)
 
     def partition_json(self) -> dict[str, object]:
         """Which images each client holds, and the buffer; the number of the server's own images, which have no positions here."""
@@ -133,8 +141,8 @@ class FleetContext(Context):
         return {name: train for name, (train, _) in self.samples.items()}
 
     def buffer(self) -> Tensor:
-        """The images of the server's buffer D_g."""
-        return self.public
+        """The images of the server's buffer D_g, on the device."""
+        return put(self.public, self.device)
 
     def everyone(self) -> Tensor:
         """Not here."""
@@ -183,6 +191,11 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
     )
 
 
+def simulation_to_read(config: RunConfig) -> Simulation:
+    """:func:`build_simulation` of a run that others look at, on the CPU: their machine may lack the run's GPU."""
+    return build_simulation(config.model_copy(update={"device": "cpu"}))
+
+
 def build_simulation(config: RunConfig, progress: DownloadProgress | None = None) -> Simulation:
     """Load the images and split them; deterministic in the configuration. ``progress`` is called during downloads."""
     train, partition = training_split(config, progress)
@@ -198,4 +211,12 @@ def build_simulation(config: RunConfig, progress: DownloadProgress | None = None
     return Simulation(config, task, config.bits_for(list(partition.clients)), train, test, partition, public)
 
 
-__all__ = ["Context", "FleetContext", "Simulation", "build_simulation", "class_count", "make_task"]
+__all__ = [
+    "Context",
+    "FleetContext",
+    "Simulation",
+    "build_simulation",
+    "class_count",
+    "make_task",
+    "simulation_to_read",
+]

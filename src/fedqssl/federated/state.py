@@ -12,8 +12,9 @@ State = dict[str, Tensor]
 
 
 def read_state(model: nn.Module) -> State:
-    """Everything that travels, as floats: parameters x of codes, batch norm, biases, ranges."""
-    return {n: e.parameters_x().clone() for n, e in state_of(model).items() if e.role in ("quantized", "averaged")}
+    """Everything that travels, as floats on the CPU: parameters x of codes, batch norm, biases, ranges."""
+    travelling = (entry for entry in state_of(model).values() if entry.role in ("quantized", "averaged"))
+    return {entry.name: entry.parameters_x().to("cpu", copy=True) for entry in travelling}
 
 
 def weight_names(model: nn.Module) -> frozenset[str]:

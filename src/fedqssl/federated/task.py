@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedqssl.accelerators import put, seeded
 from fedqssl.evaluation.classifier import ClassifierKind
 from fedqssl.federated.randomness import derived_seed
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
@@ -60,8 +61,8 @@ class Task:
 
     def network(self) -> SelfSupervisedNetwork:
         """The float network with the run's initial weights."""
-        with torch.random.fork_rng():
-            torch.manual_seed(derived_seed(self.seed, "initial weights") % 2**63)
+        with torch.random.fork_rng(devices=[]):  # built on the CPU, whatever it will run on
+            torch.default_generator.manual_seed(derived_seed(self.seed, "initial weights") % 2**63)
             encoder = build_model(self.model, self.width, self.in_channels, self.image_size)
             heads = self._heads(int(encoder.feature_dim))  # type: ignore[arg-type]
         return SelfSupervisedNetwork(encoder, heads)
@@ -129,9 +130,12 @@ def _reader(task: Task, bits: int) -> fx.GraphModule:
     return copy.deepcopy(_prototype(task, bits))
 
 
-def batches(count: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
-    """Indices of one epoch: full batches of a random order; fewer images than a batch make one batch."""
+def batches(
+    count: int, batch_size: int, generator: torch.Generator, device: torch.device | None = None
+) -> list[Tensor]:
+    """Indices of one epoch, on a device: full batches of a random order; fewer images than a batch make one batch."""
     order = torch.randperm(count, generator=generator)
+    order = order if device is None else put(order, device)
     if count < batch_size:
         return [order]
     return list(order[: count // batch_size * batch_size].view(-1, batch_size))
@@ -160,8 +164,9 @@ def train_steps(
     done: Callable[[int], None] = lambda steps: None,
     loss_of: Loss | None = None,
 ) -> list[float]:
-    """So many steps of Algorithm 2 over uint8 images, epoch after epoch; without an optimiser nothing is updated.
+    """So many steps of Algorithm 2 over uint8 images, epoch after epoch, where the images and the model are.
 
+    Without an optimiser nothing is updated.
     Every epoch has a random order of its own; the last one ends with the last step. After every epoch ``done`` gets the
     number of steps so far. ``loss_of`` replaces the task's loss. Returns the mean loss of each epoch's worth of steps, counted
     from the end: the last one is whole. A target network starts as a copy of the model and ends with the last step.
@@ -177,8 +182,9 @@ def train_steps(
 
     losses: list[float] = []
     while len(losses) < steps:
-        with _own_randomness(generator):
-            for index in batches(len(images), task.batch_size, generator)[: steps - len(losses)]:
+        found: list[Tensor] = []  # read once per epoch: reading a loss makes the host wait for the GPU
+        with _own_randomness(generator, images.device):
+            for index in batches(len(images), task.batch_size, generator, images.device)[: steps - len(losses)]:
                 views = task.two_views(images[index], generator)
                 with torch.set_grad_enabled(opt is not None):
                     outputs = model(views)
@@ -190,7 +196,8 @@ def train_steps(
                     opt.step()
                     if target is not None:
                         target.follow(model, opt.generator)
-                losses.append(float(loss.detach()))
+                found.append(loss.detach())
+        losses += [float(loss) for loss in torch.stack(found).tolist()]
         done(len(losses))
     return _means(losses, task.steps(len(images)))
 
@@ -205,9 +212,9 @@ def _means(losses: list[float], size: int) -> list[float]:
 
 
 @contextmanager
-def _own_randomness(generator: torch.Generator) -> Iterator[None]:
+def _own_randomness(generator: torch.Generator, device: torch.device) -> Iterator[None]:
     """Dropout in a user's model draws from torch's global generator: inside this context, that is seeded from ours."""
     state = hashlib.sha256(generator.get_state().numpy().tobytes()).digest()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=seeded(device)):
         torch.manual_seed(int.from_bytes(state[:8], "little"))
         yield

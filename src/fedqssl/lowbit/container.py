@@ -69,12 +69,12 @@ def to_bytes(model: nn.Module, exact: bool = False) -> bytes:
     tensors: dict[str, Tensor] = {}
     for entry in state_of(model).values():
         if entry.role == "quantized" and entry.weight is not None:
-            tensors[f"{entry.name}.codes"] = entry.weight.codes.contiguous()
-            tensors[f"{entry.name}.scale"] = entry.weight.scale.reshape(1)
+            tensors[f"{entry.name}.codes"] = entry.weight.codes.cpu().contiguous()
+            tensors[f"{entry.name}.scale"] = entry.weight.scale.cpu().reshape(1)
         elif entry.role == "quantized":
-            tensors[entry.name] = entry.parameters_x().contiguous()
+            tensors[entry.name] = entry.parameters_x().cpu().contiguous()
         elif entry.role == "averaged":
-            x = entry.parameters_x().to(torch.float32).contiguous()
+            x = entry.parameters_x().to("cpu", torch.float32).contiguous()
             tensors[entry.name] = x.to(torch.float16) if _float16_fits(x) and not exact else x
     # One metadata entry: safetensors writes several in no fixed order, and equal models must give equal bytes.
     metadata = {"fedqssl": json.dumps(_describe(model), sort_keys=True)}
@@ -166,8 +166,9 @@ def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES, checke
     read = [_read(entry, tensors) for entry in travelling]
     for entry, values in zip(travelling, read, strict=True):
         if entry.weight is not None:
-            entry.weight.codes = values[0].clone()
-            entry.weight.scale = values[1].reshape(()).clone()
+            device = entry.weight.codes.device
+            entry.weight.codes = values[0].to(device, copy=True)
+            entry.weight.scale = values[1].reshape(()).to(device, copy=True)
         else:
             entry.assign(values[0].to(torch.float32))
 

@@ -84,6 +84,9 @@ def to_lowbit(
     _check(traced, skipped)
     builder = _Builder(traced, precision, options, skipped)
     builder.convert()
+    parameter = next(traced.parameters(), None)
+    if parameter is not None and parameter.device.type == "cuda":
+        traced.to(parameter.device)  # what is new in it was made on the CPU
     traced.meta["fedqssl"] = (precision, builder.options)  # for the container; deep copies keep it
     return traced
 

@@ -28,9 +28,9 @@ from fedqssl.lowbit.activation import (
 )
 from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.quant import bit_conv2d, quantile_round
-from fedqssl.quant.kernels import intconv, native, ops
+from fedqssl.quant.kernels import intconv, native, ops, tensorcores
 from fedqssl.quant.kernels.types import Hat, NormAct
-from fedqssl.quant.packing import pack
+from fedqssl.quant.packing import pack_own
 
 if TYPE_CHECKING:
     from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm
@@ -65,10 +65,26 @@ def bit_path(x: Activation, layer: LowBitConv2d) -> bool:
     return one and layer.groups == 1 and x.shape[1] in BIT_CHANNELS and ops() is native
 
 
+def tensor_core_path(x: Activation, layer: LowBitConv2d) -> bool:
+    """Whether TF32 gives this convolution of codes exactly, by proof and by the probe of this GPU."""
+    terms = layer.weight.shape[1:].numel()  # of a group
+    assert x.codes is not None
+    return tensorcores.exact(x.bits, layer.weight.bits, terms) and tensorcores.available(x.codes.device)
+
+
 def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
-    """Forward convolution of codes by the fastest exact path: bit counts at 1 bit, integers up to 7, else floats."""
+    """Forward convolution of codes by the fastest exact path: bit counts at 1 bit, integers up to 7, else floats.
+
+    On a GPU: sums of integers in TF32 where they are exact, else floats.
+    """
     steps = layer.stride, layer.padding, layer.dilation
-    if x.codes is not None and layer.weight.integral and x.codes.device.type == "cpu":
+    if x.codes is not None and layer.weight.integral and x.codes.device.type == "cuda":
+        if x.low == 0 and tensor_core_path(x, layer):
+            w, scale = layer.made("tensor cores", layer.weight.odd)
+            how = scale * x.step, (*steps, layer.groups)
+            codes = x.codes
+            return _in_chunks(x.shape, lambda i, n: tensorcores.conv2d(codes[i : i + n], w, *how))
+    elif x.codes is not None and layer.weight.integral and x.codes.device.type == "cpu":
         if bit_path(x, layer):
             scale = layer.weight.integers()[1] * x.step
             return bit_conv2d(x.codes, layer.weight.unpacked(), 1, 1, *steps, scale)
@@ -337,7 +353,7 @@ class QuantizeRange(torch.autograd.Function):
         code = Code(bits, step, low, x.shape)
         packed = pack_values(x, code)
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(pack(((x >= low) & (x <= high)).to(torch.uint8), 1))
+            ctx.save_for_backward(pack_own(((x >= low) & (x <= high)).to(torch.uint8), 1))
         result = grad_carrier(x.shape, x.device)
         out.append(Activation(result, bits, step, packed, None, unpack_values(packed, code), low))
         return result

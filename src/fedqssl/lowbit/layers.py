@@ -39,7 +39,7 @@ class _WeightLayer(Keeping):
         self.quantizes_gradient = quantizes_gradient
         self.generator: torch.Generator | None = None
         if options.gradient_rounding == "stochastic":
-            self.generator = torch.Generator(layer.weight.device)
+            self.generator = torch.Generator()  # of the CPU, as the optimiser's
 
     def made(self, key: Hashable, make: Callable[[], T]) -> T:
         """Something made from the weights, for a kernel: made in every call, unless the layer keeps it (:func:`keep_ready`)."""
@@ -212,16 +212,16 @@ class LowBitNorm(Keeping):
     def _track(self, mean: Tensor, var: Tensor, count: int) -> None:
         if self.running_mean is None or self.running_var is None:
             return
-        if not bool(torch.isfinite(mean).all() & torch.isfinite(var).all()):
-            return  # the step will be skipped; the statistics must survive it
+        # A step that is not finite will be skipped; the statistics must survive it. Nobody waits for a GPU to find out.
+        fine = torch.isfinite(mean).all() & torch.isfinite(var).all()
         momentum = self.momentum
         if self.num_batches_tracked is not None:
-            self.num_batches_tracked += 1
+            self.num_batches_tracked += fine
             if momentum is None:
-                momentum = 1.0 / float(self.num_batches_tracked)
+                momentum = 1.0 / max(float(self.num_batches_tracked), 1.0)
         unbiased = var * (count / max(count - 1, 1))
-        self.running_mean.lerp_(mean.float(), momentum or 0.0)
-        self.running_var.lerp_(unbiased.float(), momentum or 0.0)
+        for kept, found in ((self.running_mean, mean), (self.running_var, unbiased)):
+            kept.lerp_(torch.where(fine, found.float(), kept), momentum or 0.0)
 
     def gradient_bits_for(self, n: int) -> int | None:
         """Bits to quantize the outgoing gradient of n entries to; None if it is kept exactly."""
@@ -230,12 +230,14 @@ class LowBitNorm(Keeping):
 
 
 class InputCodes(nn.Module):
-    """The model's input: images in [0, 1] as 8-bit codes (PAPER-TO-CODE, section 4)."""
+    """The model's input: images in [0, 1] as 8-bit codes (PAPER-TO-CODE, section 4).
 
-    def forward(self, x: Tensor) -> Activation:
-        """Floats in [0, 1] to 8-bit codes."""
-        top = 2**INPUT_BITS - 1
-        x = x.detach()
+    Every batch is checked on the CPU. On a GPU the first one alone is: a look at the others would make the host wait.
+    """
+
+    seen = False
+
+    def _check(self, x: Tensor) -> None:
         low, high = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
         if not bool((low >= -1e-3) & (high <= 1 + 1e-3)):
             raise ValueError(
@@ -243,6 +245,14 @@ class InputCodes(nn.Module):
                 f"{float(high):.3g}]; divide by 255, and leave normalization to batch norm"
                 " (or quantize_input=False)"
             )
+        self.seen = True
+
+    def forward(self, x: Tensor) -> Activation:
+        """Floats in [0, 1] to 8-bit codes."""
+        top = 2**INPUT_BITS - 1
+        x = x.detach()
+        if x.device.type == "cpu" or not self.seen:
+            self._check(x)
         fmt = torch.channels_last if x.dim() == 4 else torch.contiguous_format
         codes = (x * top).round().clamp(0, top).to(torch.uint8).contiguous(memory_format=fmt)
         rows = codes.permute(0, 2, 3, 1) if x.dim() == 4 else codes
@@ -271,6 +281,7 @@ class RangeCodes(nn.Module):
     def __init__(self, precision: Precision, momentum: float = 0.1, top: float | None = None) -> None:
         super().__init__()
         self.bits, self.momentum, self.fixed = precision.activation, momentum, top is not None
+        self._kept: tuple[tuple[Tensor, Tensor], tuple[int, int], tuple[float, float]] | None = None
         self.register_buffer("low", torch.zeros(()))
         self.register_buffer("high", torch.tensor(top or 0.0))
 
@@ -278,18 +289,31 @@ class RangeCodes(nn.Module):
         """Floats to codes."""
         if self.training and not self.fixed:
             self._track(x.detach().float())
-        return _coded(x, self.bits, (float(self.low), float(self.high)))
+        return _coded(x, self.bits, self.extent())
+
+    def extent(self) -> tuple[float, float]:
+        """Both ends as numbers, which are kept: reading them from a GPU would make the host wait."""
+        tensors = self.low, self.high
+        versions = self.low._version, self.high._version
+        kept = self._kept
+        if kept is None or kept[0][0] is not self.low or kept[0][1] is not self.high or kept[1] != versions:
+            self._kept = kept = tensors, versions, (float(self.low), float(self.high))
+        return kept[2]
 
     def _track(self, x: Tensor) -> None:
-        low, high = x.aminmax()
+        device = self.low.device
+        low, high = torch.stack(x.aminmax()).cpu()  # what follows is arithmetic of four numbers
         if not bool(torch.isfinite(low) & torch.isfinite(high)):
             return
         low = low.clamp(max=0)
-        if float(self.low) == float(self.high):
-            self.low, self.high = low.clone(), high.clone()
-        else:
-            self.low = torch.lerp(self.low, low, self.momentum)
-            self.high = torch.lerp(self.high, high, self.momentum)
+        before = self.extent()
+        if before[0] != before[1]:
+            low, high = (
+                torch.lerp(torch.tensor(old, dtype=torch.float32, device="cpu"), new, self.momentum)
+                for old, new in zip(before, (low, high), strict=True)
+            )
+        self.low, self.high = low.clone().to(device), high.clone().to(device)
+        self._kept = (self.low, self.high), (self.low._version, self.high._version), (float(low), float(high))
 
 
 class TanhCodes(nn.Module):

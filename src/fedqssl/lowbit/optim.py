@@ -86,8 +86,7 @@ class LowBitSGD(torch.optim.Optimizer):
         self.momentum, self.momentum_bits, self.residual_bits = momentum, momentum_bits, residual_bits
         self.max_skipped, self.skipped, self.skipped_in_a_row = max_skipped, 0, 0
         self.steps = 0
-        device = next(iter(model.parameters())).device
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)  # the CPU's: every device rounds by the same draws
         for name, layer in model.named_modules():
             if isinstance(layer, (LowBitConv2d, LowBitLinear)):
                 layer.seed_gradient_rounding(seed, name)
@@ -148,7 +147,10 @@ class LowBitSGD(torch.optim.Optimizer):
         """Name of a layer whose gradient is not finite; the last one in the model comes first in the backward pass."""
         bad = [n for n, w in self.weights.items() if not w.finite]
         bad += [n for n, norm in self.norms.items() if not norm.finite]
-        bad += [n for n, p in self.floats.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
+        grads = {n: p.grad for n, p in self.floats.items() if p.grad is not None}
+        if grads:  # one question to a GPU, not one for each
+            fine = torch.stack([torch.isfinite(g).all() for g in grads.values()]).tolist()
+            bad += [n for n, finite in zip(grads, fine, strict=True) if not finite]
         return bad[-1].removesuffix(".weight") if bad else None
 
     def _skip(self, culprit: str) -> None:

@@ -48,7 +48,7 @@ class Entry:
     def assign(self, x: Tensor) -> None:
         """Set it from floats; codes are rounded to nearest."""
         if self.weight is not None:
-            self.weight.assign(x)
+            self.weight.assign(x.to(self.weight.codes.device))
             return
         assert self.tensor is not None
         with torch.no_grad():

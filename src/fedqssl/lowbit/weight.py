@@ -11,7 +11,7 @@ from fedqssl.lowbit.precision import LowBitOptions
 from fedqssl.quant import compand_pack, compand_scale, compand_values, quantile_quantize
 from fedqssl.quant.compand import COMPANDERS, levels
 from fedqssl.quant.kernels import ops
-from fedqssl.quant.packing import packed_size, unpack
+from fedqssl.quant.packing import pack_own, packed_size, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +70,7 @@ class LowBitWeight(nn.Module):
         self.register_buffer("scale", torch.zeros((), device=x.device))
         self.gradient: PackedGradient | None = None
         self.finite = True
+        self._m: tuple[Tensor, int, float] | None = None
         self.assign(x)
 
     def assign(self, x: Tensor) -> None:
@@ -80,12 +81,18 @@ class LowBitWeight(nn.Module):
     def store(self, packed: Tensor, scale: float) -> None:
         """Replace codes, packed, and scale."""
         self.codes = packed
-        self.scale = torch.tensor(scale, dtype=torch.float32, device=packed.device)
+        if self._m is not None and self.scale.device == packed.device and scale == self.m:
+            return  # as in most steps: nothing to move
+        number = torch.tensor(scale, dtype=torch.float32, device="cpu")
+        self.scale = number.to(packed.device)
+        self._m = self.scale, self.scale._version, float(number)
 
     @property
     def m(self) -> float:
-        """The scale as a number."""
-        return float(self.scale)
+        """The scale as a number, which is kept: reading it from a GPU would make the host wait in every layer."""
+        if self._m is None or self._m[0] is not self.scale or self._m[1] != self.scale._version:
+            self._m = self.scale, self.scale._version, float(self.scale)
+        return self._m[2]
 
     @property
     def nbytes(self) -> int:
@@ -132,12 +139,16 @@ class LowBitWeight(nn.Module):
         """The float weight that enters the convolution: a view for one layer at a time, never kept."""
         return self._look_up(self._weight_table())
 
-    def integers(self) -> tuple[Tensor, float]:
-        """For uniform grids: odd integers ``2k - (2^s - 1)`` as int8 and their scale, ``effective = integers * scale``."""
+    def odd(self) -> tuple[Tensor, float]:
+        """For uniform grids: odd integers ``2k - (2^s - 1)`` as int16 and their scale, ``effective = odd * scale``."""
         top = 2**self.bits - 1
-        odd = (self.unpacked().to(torch.int16) * 2 - top).to(torch.int8)
         scale = 1.0 / top if self.absorbed and self.m > 0 else self.m / top
-        return odd, scale
+        return self.unpacked().to(torch.int16) * 2 - top, scale
+
+    def integers(self) -> tuple[Tensor, float]:
+        """The odd integers of :meth:`odd` as int8, for up to 7 bits."""
+        odd, scale = self.odd()
+        return odd.to(torch.int8), scale
 
     @property
     def integral(self) -> bool:
@@ -165,7 +176,7 @@ class LowBitWeight(nn.Module):
         except ValueError:  # NaN or infinity: the optimiser skips the step and names this layer
             self.finite = False
             return
-        self.gradient = PackedGradient(q.pack(), q.codebook, q.bits, self.shape)
+        self.gradient = PackedGradient(pack_own(q.codes, q.bits), q.codebook, q.bits, self.shape)
 
     def clear_gradient(self) -> None:
         """Forget the gradient and whether it was finite."""

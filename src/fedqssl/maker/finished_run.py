@@ -20,7 +20,7 @@ from fedqssl.config.load import check_trusted
 from fedqssl.data.images import ImageSet, with_channels
 from fedqssl.data.registry import load_dataset
 from fedqssl.evaluation import extract_features
-from fedqssl.federated.context import Simulation, build_simulation, class_count
+from fedqssl.federated.context import Simulation, class_count, simulation_to_read
 from fedqssl.federated.task import Task
 from fedqssl.files import write_atomically
 from fedqssl.imported import nearest
@@ -84,7 +84,7 @@ class FinishedRun:
     @cached_property
     def context(self) -> Simulation:
         """The run's data and partition, built again and compared with the run's record."""
-        context = build_simulation(self.config)
+        context = simulation_to_read(self.config)
         if self.folder.read_json("partition.json") != json.loads(json.dumps(context.partition_json())):
             raise RunError(f"the data behind {self.folder.path} have changed: restore them, or use --data")
         return context

@@ -121,7 +121,13 @@ def features_of(model: nn.Module, kind: str = "pooled", channels: int = 3, size:
     else:
         assert isinstance(pooled, fx.GraphModule)
         traced = pooled
-    return with_parts(traced, FEATURES[kind].parts, torch.zeros(1, channels, size, size), kind)
+    return with_parts(traced, FEATURES[kind].parts, _blank(traced, channels, size), kind)
+
+
+def _blank(model: nn.Module, channels: int, size: int) -> Tensor:
+    """An empty image, where the model is."""
+    parameter = next(model.parameters(), None)
+    return torch.zeros(1, channels, size, size, device=None if parameter is None else parameter.device)
 
 
 def with_parts(model: fx.GraphModule, parts: tuple[Part, ...], image: Tensor, kind: str) -> fx.GraphModule:
@@ -181,7 +187,7 @@ def part_lengths(model: fx.GraphModule, channels: int = 3, size: int = 32) -> tu
     """Numbers in each part of the features that :func:`with_parts` put side by side."""
     found = _Lengths(model.eval())
     with torch.no_grad():
-        found.run(torch.zeros(1, channels, size, size))
+        found.run(_blank(model, channels, size))
     return tuple(found.parts)
 
 
@@ -190,7 +196,7 @@ def feature_dim(model: nn.Module, channels: int = 3, size: int = 32) -> int:
     training = model.training
     model.eval()
     with torch.no_grad():
-        found = int(model(torch.zeros(1, channels, size, size)).shape[1])
+        found = int(model(_blank(model, channels, size)).shape[1])
     model.train(training)
     return found
 

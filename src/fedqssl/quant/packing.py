@@ -31,6 +31,11 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         if wide.numel() and not (int(wide.min()) >= 0 and int(wide.max()) < 2**bits):
             raise ValueError(f"codes of {bits} bits must lie in 0..{2**bits - 1}")
         codes = codes.to(torch.int32).to(torch.uint8 if bits <= 8 else torch.uint16)
+    return pack_own(codes, bits)
+
+
+def pack_own(codes: Tensor, bits: int) -> Tensor:
+    """:func:`pack` of uint8 or uint16 codes that were made here: not checked, as that would mean to wait for a GPU."""
     packed: Tensor = ops(codes).pack(codes.flatten(), bits)
     return packed
 

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedqssl.accelerators import put
+
 Rounding = Literal["nearest", "stochastic"]
 
 SNAP = 1e-4
@@ -29,10 +31,12 @@ def check_rounding(rounding: str) -> None:
 
 
 def uniform_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Uniform random numbers in [0, 1) of x's shape and type, from ``generator``."""
+    """Uniform random numbers in [0, 1) of x's shape and type, drawn where ``generator`` is and moved to x."""
     if generator is None:
         raise ValueError("stochastic rounding needs a generator of random numbers; pass generator=")
-    return torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+    pinned = x.device.type == "cuda"  # drawn where the copy to the GPU can read it without another copy
+    drawn = torch.rand(x.shape, dtype=x.dtype, device=generator.device, generator=generator, pin_memory=pinned)
+    return put(drawn, x.device)
 
 
 def _within(t: Tensor, top: int) -> Tensor:

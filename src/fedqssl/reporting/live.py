@@ -32,11 +32,7 @@ class LivePage:
         with self._lock:
             if time.monotonic() - self._built >= self.seconds:
                 try:
-<<<<<<< HEAD
-                    text = build_report(self.folder, self.folder, self.trust, self.seconds)
-=======
                     text = self.build()
->>>>>>> d18250a86c0b6fd517e8dbf4e69313b61b9e3ab6
                 except (OSError, ValueError) as error:
                     words = html.escape(str(error))
                     text = (
@@ -47,7 +43,7 @@ class LivePage:
 
     def build(self) -> str:
         """A new page."""
-        return build_report(self.folder, self.folder, self.trust)
+        return build_report(self.folder, self.folder, self.trust, self.seconds)
 
 
 def server(

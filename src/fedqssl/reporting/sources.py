@@ -16,7 +16,7 @@ from fedqssl.config.load import code_of
 from fedqssl.data.cifar import LAYOUTS, on_disk
 from fedqssl.data.images import ImageSet
 from fedqssl.data.registry import SPLITS, load_dataset
-from fedqssl.federated.context import Simulation, build_simulation, make_task
+from fedqssl.federated.context import Simulation, make_task, simulation_to_read
 from fedqssl.federated.task import Task
 from fedqssl.files import read_json
 from fedqssl.imported import one_line
@@ -69,7 +69,7 @@ def _away(config: RunConfig) -> bool:
 
 
 def _simulation(run: RunData) -> Source | str:
-    context = build_simulation(run.config)
+    context = simulation_to_read(run.config)
     same = images_digest(context.train, context.test, context.public) == run.environment.get("images_sha256")
     if not (same or run.trust) or read_json(run.path / "partition.json") != _plain(context):
         return "There are no pictures: the images have changed since the run."

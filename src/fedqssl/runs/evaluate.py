@@ -43,11 +43,11 @@ def held_out(context: Context) -> list[str]:
     return sorted(names, key=lambda name: (-context.sizes[name], name))
 
 
-def load(task: Task, bits: int, payload: bytes) -> fx.GraphModule:
-    """A model as it travels, ready to be evaluated."""
+def load(task: Task, bits: int, payload: bytes, device: torch.device | None = None) -> fx.GraphModule:
+    """A model as it travels, ready to be evaluated on a device, by default the CPU."""
     model = task.converted(bits)
     load_bytes(model, payload)
-    model.eval()
+    model.to(device).eval()
     return model
 
 
@@ -56,7 +56,7 @@ def knn_monitor(context: Context, aggregated: fx.GraphModule) -> float | None:
     train, test = context.train, context.test
     if train.labels is None or test.labels is None or not len(test):
         return None
-    encoder = context.task.extractor(aggregated, train.images.shape[-1])
+    encoder = context.task.extractor(aggregated.to(context.device), train.images.shape[-1])
     known, asked = (some(len(part.images), MONITOR_IMAGES) for part in (train, test))
     x, y = extract_features(encoder, train.images[known]), extract_features(encoder, test.images[asked])
     return float(knn_accuracy(x, train.labels[known], y, test.labels[asked]))
@@ -73,7 +73,7 @@ def some(count: int, limit: int | None) -> Tensor | slice:
 def collapse_monitor(context: Context, aggregated: fx.GraphModule) -> Collapse:
     """Label-free indicators of the aggregated model on views of the buffer; the same views in every round."""
     images = context.buffer()[:COLLAPSE_IMAGES]
-    aggregated.eval()
+    aggregated.to(images.device).eval()
     views = context.task.two_views(images, generator(context.config.seed, "collapse signals"))
     x, y = context.task.extractor(aggregated, views.shape[-1])(views).flatten(1).chunk(2)
     return collapse_signals(x, y)
@@ -98,12 +98,12 @@ def _probed(context: Context, model: fx.GraphModule) -> float:
 
 def _classified(model: fx.GraphModule, images: Tensor, labels: Tensor) -> float:
     """Accuracy of a model that ends in a classifier."""
-    return float((extract_features(model, images).argmax(1) == labels).double().mean())
+    return float((extract_features(model, images).argmax(1).cpu() == labels).double().mean())
 
 
 def global_accuracy(context: Context, bits: int, payload: bytes) -> float:
     """Accuracy of a model on the uniform test set. Self-supervised: a linear probe. Supervised: the model's own classifier."""
-    model = load(context.task, bits, payload)
+    model = load(context.task, bits, payload, context.device)
     if not context.task.supervised:
         return _probed(context, model)
     assert context.test.labels is not None
@@ -118,7 +118,7 @@ def client_accuracy(context: Simulation, name: str, payload: bytes) -> float:
     split, images, labels = context.partition.clients[name], context.train.images, context.train.labels
     assert labels is not None
     train, test = ((images[part], labels[part]) for part in (split.train, split.test))
-    return own_accuracy(context.task, name, context.bits[name], payload, train, test)
+    return own_accuracy(context.task, name, context.bits[name], payload, train, test, context.device)
 
 
 def _accuracy(context: Context, which: Which, name: str, bits: int, payload: bytes) -> float:
@@ -147,13 +147,24 @@ def evaluate(
     return sum(shares) / len(shares) if shares else None, local
 
 
-def own_accuracy(task: Task, name: str, bits: int, payload: bytes, train: Labeled, test: Labeled) -> float:
-    """Accuracy of one client's model on its held-out images; images come with their labels."""
-    model = load(task, bits, payload)
+def own_accuracy(
+    task: Task,
+    name: str,
+    bits: int,
+    payload: bytes,
+    train: Labeled,
+    test: Labeled,
+    device: torch.device | None = None,
+) -> float:
+    """Accuracy of one client's model on its held-out images; images come with their labels.
+
+    Features are computed on the device; the classifier is fitted on the CPU, as thousands of small steps in float64.
+    """
+    model = load(task, bits, payload, device)
     if task.supervised:
         return _classified(model, *test)
     encoder = task.extractor(model, train[0].shape[-1])
-    x, y = (extract_features(encoder, images) for images, _ in (train, test))
+    x, y = (extract_features(encoder, images).cpu() for images, _ in (train, test))
     seed = derived_seed(task.seed, "local probe", name)
     fitted = fit_classifier(task.classifier, x, train[1], task.classes, bits, seed, task.levels())
     return fitted.accuracy(y, test[1])

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedqssl import accelerators
 from fedqssl.config import RunConfig, load_run_config, to_toml
 from fedqssl.config.keys import nearest
 from fedqssl.cost.planner import with_device_bits
@@ -188,6 +189,7 @@ def _check(config: RunConfig) -> None:
     if config.engine == "flower-sim":
         check_flower()
     check_tracking(config.track)
+    accelerators.resolve(config.device)
 
 
 def _check_same_settings(config: RunConfig, folder: RunFolder) -> None:
@@ -277,8 +279,9 @@ C = TypeVar("C", bound=Context)
 def pool_of(context: C, progress: Progress, clients: int | None = None) -> Pool[C]:
     """The worker processes of a run: no more than there are clients."""
     config = context.config
-    workers = min(config.workers, max(len(context.bits) if clients is None else clients, 1))
-    return Pool(context, workers, config.threads, progress.tick)
+    most = accelerators.workers(config.device, config.workers, config.workers_per_gpu)
+    workers = min(most, max(len(context.bits) if clients is None else clients, 1))
+    return Pool(context, workers, config.threads, progress.tick, accelerators.environments(config.device))
 
 
 def play_to_end(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> RunResult:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedqssl import __version__
+from fedqssl.accelerators import name_of, resolve
 from fedqssl.config import RunConfig
 from fedqssl.quant import kernels
 
@@ -18,6 +19,9 @@ _WORDS = {
     "machine": "machine",
     "instructions": "torch's instruction set",
     "threads": "threads",
+    "device": "device",
+    "gpu": "GPU",
+    "gpu_backend": "kernels of the GPU",
     "backend": "kernels",
     "native_detail": "the kernels' instruction set",
     "integer_convolution_detail": "integer convolution",
@@ -34,8 +38,17 @@ def surroundings(config: RunConfig) -> dict[str, object]:
         "machine": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": config.threads,
+        **_accelerator(config),
         "kernels": kernels.describe(),
     }
+
+
+def _accelerator(config: RunConfig) -> dict[str, object]:
+    """The kind of device, and on a GPU its name and its kernels; nothing of what other machines would call it."""
+    device = resolve(config.device)
+    if device.type == "cpu":
+        return {"device": "cpu"}
+    return {"device": device.type, "gpu": name_of(device), "gpu_backend": kernels.ops_on(device).NAME}
 
 
 def changes(noted: object, now: Mapping[str, object]) -> list[str]:

@@ -18,6 +18,8 @@ from flwr.app import Context as FlowerContext
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from fedqssl.accelerators import resolve
+from fedqssl.config import RunConfig
 from fedqssl.data.registry import absolute
 from fedqssl.engines.flower import hush
 from fedqssl.engines.flower.client import client_app
@@ -29,6 +31,12 @@ from fedqssl.federated.context import Simulation
 
 START = 300.0
 """Seconds that Ray may take to start and the clients to read their data."""
+
+
+def client_gpus(config: RunConfig) -> float:
+    """The share of a GPU that Ray reserves for a client; it hides GPUs from clients that have none reserved."""
+    on_gpu = resolve(config.device).type == "cuda"
+    return config.client_gpus or (1 / config.workers_per_gpu if on_gpu else 0.0)
 
 
 class FlowerSimulation(FlowerEngine):
@@ -54,7 +62,7 @@ class FlowerSimulation(FlowerEngine):
 
         hush()
         resources: dict[str, dict[str, float]] = {
-            "client_resources": {"num_cpus": config.client_cpus, "num_gpus": 0.0},
+            "client_resources": {"num_cpus": config.client_cpus, "num_gpus": client_gpus(config)},
             "init_args": {},
         }
         if not os.environ.get("RAY_ADDRESS"):

@@ -14,6 +14,7 @@ to 0, L becomes InfoNCE between the two views. Models are handed out rounded to 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -55,8 +56,12 @@ def fed_distill(state: ServerState, arrived: Arrived, operators: ServerOperators
     weights, states = arrived.shares(teachers), operators.read({name: arrived.payloads[name] for name in teachers})
     steps, temperature = operators.server_steps(len(teachers)), operators.context.config.distill.temperature
 
+    @functools.cache  # once, not in every step
+    def moved(device: torch.device) -> dict[str, Tensor]:
+        return {name: z.to(device) for name, z in teachers.items()}
+
     def loss(student: Tensor, index: Tensor) -> Tensor:
-        wanted = targets({name: z[index] for name, z in teachers.items()}, weights, temperature)
+        wanted = targets({name: z[index] for name, z in moved(student.device).items()}, weights, temperature)
         return distillation_loss(student, wanted, operators.context.task.temperature)
 
     def refine(w: State) -> tuple[State, float]:

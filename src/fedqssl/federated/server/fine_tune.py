@@ -34,6 +34,7 @@ def fine_tune(
     """
     full = task.converted(32)
     write_state(full, state)
+    full.to(images.device)
     draws = generator(task.seed, *purpose)
     opt = LowBitSGD(full, lr) if steps else None
     losses = train_steps(full, opt, images, task, draws, steps or task.steps(len(images)), None, done, loss_of)
@@ -59,13 +60,13 @@ def settle(state: State, images: Tensor, task: Task, evenly: int | None = None) 
     """
     full = task.converted(32)
     write_state(full, state)
-    full.train()
+    full.to(images.device).train()
     for norm in (m for m in full.modules() if evenly and isinstance(m, _BatchNorm)):
         norm.momentum = None
     draws = generator(task.seed, "settling")
     count = 0
     while count < (evenly or SETTLE_BATCHES):
-        for index in batches(len(images), task.batch_size, draws)[:evenly]:
+        for index in batches(len(images), task.batch_size, draws, images.device)[:evenly]:
             full(task.two_views(images[index], draws))
             count += 1
     return {**state, **read_state(full)}

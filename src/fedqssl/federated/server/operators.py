@@ -74,7 +74,8 @@ def _dequantize(
 def _embed(context: ServerContext, bits: int, payload: bytes) -> Tensor:
     model = context.task.converted(bits)
     load_bytes(model, payload, checked=True)
-    return extract_features(model, context.buffer())
+    buffer = context.buffer()
+    return extract_features(model.to(buffer.device), buffer).cpu()
 
 
 def requantize_as_configured(

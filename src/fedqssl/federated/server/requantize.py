@@ -35,6 +35,7 @@ def requantize(
     """
     model = task.converted(bits)
     write_state(model, state)
+    model.to(buffer.device)
     if bits != 32 and epochs:
         seed = derived_seed(task.seed, "re-quantization rounding", bits, round_number)
         opt = LowBitSGD(model, lr, rule="latent", scale=scale, seed=seed)
@@ -59,5 +60,5 @@ def _find_ranges(model: fx.GraphModule, buffer: Tensor, task: Task, round_number
         if isinstance(module, RangeCodes):
             module.train()
     draws = generator(task.seed, "activation ranges", round_number)
-    for index in batches(len(buffer), task.batch_size, draws):
+    for index in batches(len(buffer), task.batch_size, draws, buffer.device):
         model(task.two_views(buffer[index], draws))

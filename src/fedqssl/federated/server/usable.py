@@ -43,6 +43,7 @@ def _seen(state: State, images: Tensor, task: Task) -> tuple[Tensor, Tensor]:
     """The model's outputs and its features for these images, without rounding."""
     model = task.converted(32)
     write_state(model, state)
+    model.to(images.device)
     return extract_features(model, images), extract_features(task.extractor(model, images.shape[-1]), images)
 
 

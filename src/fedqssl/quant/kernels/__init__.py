@@ -1,7 +1,8 @@
-"""Kernels behind the quantizers and layers: compiled for CPUs with AVX2, plain torch everywhere else.
+"""Kernels behind the quantizers and layers: compiled for CPUs, Triton's for GPUs, plain torch everywhere else.
 
-``FEDQSSL_KERNELS=torch`` (or :func:`use`) turns the compiled ones off. Both backends offer the same functions and agree
-bit for bit on quantizers and packing; ``fedqssl doctor`` shows which one runs and why.
+The backend is chosen by the tensors' device. ``FEDQSSL_KERNELS=torch`` (or :func:`use`) turns all but plain torch off; ``native``
+and ``triton`` are errors where those cannot be used. All backends offer the same functions and agree bit for bit on quantizers
+and packing; ``fedqssl doctor`` shows which one runs and why.
 """
 
 from __future__ import annotations
@@ -14,44 +15,60 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fedqssl.quant.kernels import native, reference
+from fedqssl.quant.kernels import gpu, native, reference
 
-_NATIVE_DTYPES = (torch.float32, torch.uint8, torch.uint16, torch.int8)
-_CHOICES = ("auto", "native", "torch")
-_choice = os.environ.get("FEDQSSL_KERNELS", "auto").strip().lower() or "auto"
-if _choice not in _CHOICES:
-    raise ValueError(f"FEDQSSL_KERNELS={_choice!r}: choose one of {', '.join(_CHOICES)}")
-if _choice == "native" and not native.available():
-    raise ValueError(f"FEDQSSL_KERNELS=native, but the compiled kernels cannot be used: {native.REASON}")
+_DTYPES = (torch.float32, torch.uint8, torch.uint16, torch.int8)
+_CHOICES = ("auto", "native", "torch", "triton")
+_CPU = torch.device("cpu")
+
+
+def _checked(choice: str, called: str) -> str:
+    """The choice, if it is one and can be used here."""
+    if choice not in _CHOICES:
+        raise ValueError(f"{called}{choice!r}: choose one of {', '.join(_CHOICES)}")
+    if choice == "native" and not native.available():
+        raise ValueError(f"{called}native, but the compiled kernels cannot be used: {native.REASON}")
+    if choice == "triton" and gpu.find()[0] is None:
+        raise ValueError(f"{called}triton, but {gpu.find()[1]}")
+    return choice
+
+
+_choice = _checked(os.environ.get("FEDQSSL_KERNELS", "auto").strip().lower() or "auto", "FEDQSSL_KERNELS=")
 
 
 def ops(*tensors: Tensor | None) -> ModuleType:
-    """The backend for these tensors: compiled if all are float32 or integers on the CPU, else plain torch."""
-    if _choice == "torch" or not native.available():
-        return reference
-    fits = all(t is None or (t.device.type == "cpu" and t.dtype in _NATIVE_DTYPES) for t in tensors)
-    return native if fits else reference
+    """The backend for these tensors, if all are float32 or integers on one device; else plain torch."""
+    device = _CPU
+    for number, t in enumerate(t for t in tensors if t is not None):
+        if t.dtype not in _DTYPES or (number and t.device != device):
+            return reference
+        device = t.device
+    return ops_on(device)
 
 
 def ops_on(device: torch.device) -> ModuleType:
     """The backend for tensors on this device, for functions that say themselves which types they take."""
-    return ops() if device.type == "cpu" else reference
+    if _choice == "torch":
+        return reference
+    if device.type == "cuda":
+        return gpu.probe(device)[0]
+    if device.type != "cpu":
+        return reference
+    if _choice == "triton" and gpu.interpreting():
+        return gpu.find()[0] or reference
+    return native if native.available() else reference
 
 
 def backend_name() -> str:
-    """``native`` or ``torch``: what CPU tensors run on."""
+    """``native``, ``torch`` or, in its interpreter, ``triton``: what CPU tensors run on."""
     return str(ops().NAME)
 
 
 @contextmanager
 def use(choice: str) -> Iterator[None]:
-    """Choose the backend for a block of code: ``auto``, ``native`` or ``torch``."""
+    """Choose the backend for a block of code: ``auto``, ``native``, ``torch`` or ``triton``."""
     global _choice
-    if choice not in _CHOICES:
-        raise ValueError(f"kernels {choice!r}: choose one of {', '.join(_CHOICES)}")
-    if choice == "native" and not native.available():
-        raise ValueError(f"the compiled kernels cannot be used: {native.REASON}")
-    before, _choice = _choice, choice
+    before, _choice = _choice, _checked(choice, "kernels ")
     try:
         yield
     finally:

@@ -6,6 +6,9 @@ is bit ``j % 8`` (least significant first) of byte ``j // 8``. A stream of n cod
 
 from __future__ import annotations
 
+import math
+import struct
+
 import torch
 from torch import Tensor
 
@@ -74,8 +77,14 @@ def float_keys(x: Tensor) -> Tensor:
 
 def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
     """How many floats have each key, the smallest and the largest float (the table is by raw key)."""
-    low, high = torch.aminmax(x)
-    return torch.bincount(float_keys(x), minlength=_KEYS), float(low), float(high)
+    low, high = extent(x)
+    return torch.bincount(float_keys(x), minlength=_KEYS), low, high
+
+
+def extent(x: Tensor) -> tuple[float, float]:
+    """The smallest and the largest entry, NaN if there is one: on a GPU the one thing that the host waits for."""
+    low, high = torch.stack(torch.aminmax(x)).tolist()
+    return low, high
 
 
 def _raw_keys(device: torch.device) -> Tensor:
@@ -101,31 +110,45 @@ def _centres(raw: Tensor, count: Tensor, n: int, bits: int, low: float, high: fl
     start, end = _float_of(key << 16).double(), _float_of(key << 16 | 0xFFFF).double()
     centres = (start + part * (end - start)).float()
     centres = torch.where((key & 0x7F80) == 0, 0.0, centres).clamp(low, high)
-    centres[0], centres[last] = low, high
+    centres[0].fill_(low)
+    centres[last].fill_(high)
     return centres
 
 
 def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
-    """Centres ``Quantile(i / (2^bits - 1))`` to within a key, and the nearest one per finer key; None if not finite."""
+    """Centres ``Quantile(i / (2^bits - 1))`` to within a key, and the nearest one per finer key; None if not finite.
+
+    ``low`` and ``high`` are those of :func:`key_histogram`. On the CPU only keys that occur are looked at. Elsewhere all are:
+    their number would have to be waited for, and an entry that nobody looks up may hold anything.
+    """
     device, last, extra = hist.device, 2**bits - 1, extra_bits(bits)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
     low, high = low + 0.0, high + 0.0  # -0 becomes +0
     raw = _raw_keys(device)
     count = hist.to(torch.int64)[raw]
-    if bool(count[(raw & 0x7F80) == 0x7F80].any()):
-        return None
-    raw, count = raw[count > 0], count[count > 0]
+    sparse = device.type == "cpu"
+    if sparse:
+        raw, count = raw[count > 0], count[count > 0]
     centres = _centres(raw, count, n, bits, low, high)
-    fine = (raw.unsqueeze(1) << extra | torch.arange(2**extra, device=device)).flatten()  # keys of 16 + extra bits
+    keys = raw if sparse else torch.arange(_KEYS, device=device)  # in their own order, as the table has them
+    fine = (keys.unsqueeze(1) << extra | torch.arange(2**extra, device=device)).flatten()  # keys of 16 + extra bits
     middle = _float_of(fine << (16 - extra) | 1 << (15 - extra))
     middle = torch.where((fine >> extra & 0x7F80) == 0, 0.0, middle).clamp(low, high)
     at = torch.searchsorted(centres, middle).clamp(max=last)
     down = (at - 1).clamp(min=0)
-    codes = torch.zeros(_KEYS << extra, dtype=torch.int64, device=device)
-    codes[fine] = torch.where(middle - centres[down] <= centres[at] - middle, down, at)
+    codes = torch.where(middle - centres[down] <= centres[at] - middle, down, at)
+    if sparse:
+        codes = torch.zeros(_KEYS << extra, dtype=torch.int64, device=device).index_put_((fine,), codes)
     for end, code in ((low, 0), (high, last)):  # the entries of the end points stand for them exactly
-        signs = (end, -end) if end == 0 else (end,)
-        codes[_fine_keys(torch.tensor(signs, device=device), extra)] = code
+        for value in (end, -end) if end == 0 else (end,):
+            codes[_pattern(value) >> (16 - extra)].fill_(code)
     return KeyTable(centres, centres[codes], codes, extra)
+
+
+def _pattern(value: float) -> int:
+    """The 32 bits of a float32."""
+    return int.from_bytes(struct.pack("<f", value), "little")
 
 
 def _fine_keys(x: Tensor, extra: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Memory of one training step against fp32: peak over the steady state, and bytes saved for backward.
 
 One process per variant, with a fixed mmap threshold so that freed buffers leave the resident set at once. The
-process is this module: ``python -m fedqssl.studies.bench.memory FAMILY BITS WIDTH IMAGES THREADS`` prints JSON.
+process is this module: ``python -m fedqssl.studies.bench.memory FAMILY BITS WIDTH IMAGES THREADS DEVICE`` prints JSON.
 """
 
 from __future__ import annotations
@@ -18,29 +18,42 @@ from typing import TYPE_CHECKING, Any
 from fedqssl.studies.bench.records import PeerUnavailableError, Record, Row, Skipped
 
 if TYPE_CHECKING:
+    import torch
+
     from fedqssl.studies.bench.peers import TrainingStep, Variant
 
 _SKIPPED = 3  # exit code of a process whose peer is not available
 
 
-def run(width: int = 16, images: int = 256, bits: Sequence[int] = (4,), threads: int = 1, peers: bool = True) -> Record:
+def run(
+    width: int = 16,
+    images: int = 256,
+    bits: Sequence[int] = (4,),
+    threads: int = 1,
+    peers: bool = True,
+    device: str = "cpu",
+) -> Record:
     """Measure every variant in a separate process; the ``*_ratio`` columns are fp32 / variant.
 
     ``steady_bytes`` is what the process holds between steps on top of the imported libraries (weights, data,
-    caches, kept buffers), ``peak_bytes`` what a step adds, ``total_ratio`` compares sums.
+    caches, kept buffers), ``peak_bytes`` what a step adds, ``total_ratio`` compares sums. On a GPU both are what torch's
+    allocator has given out there.
     """
+    from fedqssl.accelerators import name_of, resolve
     from fedqssl.studies.bench.step import batch_settings, candidates
 
+    where = resolve(device)
     rows: list[dict[str, str | int | float]] = []
     skipped: list[Skipped] = []
-    for variant in candidates(bits, peers):
-        result = _measure_apart(variant, width, images, threads)
+    for variant in candidates(bits, peers, where.type == "cuda"):
+        result = _measure_apart(variant, width, images, threads, device)
         if isinstance(result, Skipped):
             skipped.append(result)
         else:
             rows.append({"variant": variant.family, "bits": variant.bits, **result})
     results: list[Row] = [{**row, **_ratios(rows[0], row)} for row in rows]
-    return Record("memory", results, skipped, {**batch_settings(width, images), "threads": threads})
+    names = {} if where.type == "cpu" else {"device": str(where), "gpu": name_of(where)}
+    return Record("memory", results, skipped, {**batch_settings(width, images), "threads": threads, **names})
 
 
 def _ratios(fp32: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
@@ -50,8 +63,8 @@ def _ratios(fp32: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]
     }
 
 
-def _measure_apart(variant: Variant, width: int, images: int, threads: int) -> dict[str, int] | Skipped:
-    done = measuring_process("memory", variant.family, variant.bits, width, images, threads)
+def _measure_apart(variant: Variant, width: int, images: int, threads: int, device: str) -> dict[str, int] | Skipped:
+    done = measuring_process("memory", variant.family, variant.bits, width, images, threads, device)
     if done.returncode == _SKIPPED:
         return Skipped(variant.name, done.stdout.strip())
     if done.returncode != 0:
@@ -87,6 +100,21 @@ def steady_and_peak(step: Callable[[], object], warm: int = 2) -> tuple[int, int
     return before, status_bytes("VmHWM") - before
 
 
+def allocated_on_gpu(step: Callable[[], object], device: torch.device, warm: int = 2) -> tuple[int, int]:
+    """Bytes that torch has given out on a GPU between steps, and how much one step adds at its peak."""
+    import torch
+
+    for _ in range(warm):
+        step()
+    gc.collect()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    return before, torch.cuda.max_memory_allocated(device) - before
+
+
 def saved_bytes(step: TrainingStep) -> int:
     """Bytes that one forward pass keeps for backward: each storage once, without parameters and buffers."""
     import torch
@@ -109,18 +137,20 @@ def saved_bytes(step: TrainingStep) -> int:
 def _measure(arguments: Sequence[str]) -> int:
     import torch
 
+    from fedqssl.accelerators import resolve
     from fedqssl.ssl import simclr  # noqa: F401  (libraries are not part of what a variant holds)
     from fedqssl.studies.bench.peers import Variant, training_step
 
-    bits, width, images, threads = map(int, arguments[1:])
+    bits, width, images, threads = map(int, arguments[1:5])
+    device = resolve(arguments[5])
     torch.set_num_threads(threads)
-    empty = status_bytes("VmRSS")
+    empty = status_bytes("VmRSS") if device.type == "cpu" else 0
     try:
-        step = training_step(Variant(arguments[0], bits), width, images)
+        step = training_step(Variant(arguments[0], bits), width, images, device=device)
     except PeerUnavailableError as error:
         print(error)
         return _SKIPPED
-    steady, peak = steady_and_peak(step)
+    steady, peak = steady_and_peak(step) if device.type == "cpu" else allocated_on_gpu(step, device)
     saved = saved_bytes(step)
     print(json.dumps({"steady_bytes": steady - empty, "peak_bytes": peak, "saved_bytes": saved}))
     return 0

@@ -29,7 +29,7 @@ class Variant:
     @property
     def name(self) -> str:
         """``fp32``, ``fedqssl-4``, ``brevitas-8``, ..."""
-        return self.family if self.family == "fp32" else f"{self.family}-{self.bits}"
+        return self.family if self.family.startswith("fp32") else f"{self.family}-{self.bits}"
 
 
 MIN_WIDTH = 8
@@ -46,8 +46,8 @@ def backbone(width: int, seed: int = 0) -> nn.Sequential:
         return nn.Sequential(encoder, projector(encoder.feature_dim))
 
 
-def build(variant: Variant, width: int, lr: float = 0.3) -> Trainer:
-    """The variant's network in training mode with its optimiser.
+def build(variant: Variant, width: int, lr: float = 0.3, device: torch.device | None = None) -> Trainer:
+    """The variant's network in training mode on a device (the CPU by default), with its optimiser.
 
     Raises:
         ValueError: an unknown family, or a width below 8: there torch 2.13's channels_last backward of a
@@ -58,12 +58,30 @@ def build(variant: Variant, width: int, lr: float = 0.3) -> Trainer:
         raise ValueError(f"unknown variant {variant.family!r}; choose from {', '.join(FAMILIES)}")
     if width < MIN_WIDTH:
         raise ValueError(f"width must be at least {MIN_WIDTH} for a benchmark, not {width}")
-    return FAMILIES[variant.family](backbone(width).train(), variant.bits, lr)
+    return FAMILIES[variant.family](backbone(width).to(device).train(), variant.bits, lr)
 
 
 def _fp32(model: nn.Module, bits: int, lr: float) -> Trainer:
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model, torch.optim.SGD(model.parameters(), lr=lr)
+
+
+class _Autocast(nn.Module):
+    """A network whose products are bfloat16 (torch's AMP); weights and outputs stay float32."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            out: Tensor = self.inner(x)
+        return out.float()
+
+
+def _fp32_amp(model: nn.Module, bits: int, lr: float) -> Trainer:
+    model, optimizer = _fp32(model, bits, lr)
+    return _Autocast(model), optimizer
 
 
 def _fedqssl(model: nn.Module, bits: int, lr: float) -> Trainer:
@@ -143,6 +161,7 @@ def _fusable(model: nn.Module) -> list[list[str]]:
 
 FAMILIES: dict[str, Callable[[nn.Module, int, float], Trainer]] = {
     "fp32": _fp32,
+    "fp32-amp": _fp32_amp,
     "fedqssl": _fedqssl,
     "brevitas": _brevitas,
     "brevitas-first-300-steps": partial(_brevitas, statistics_steps=_DEFAULT),
@@ -174,9 +193,11 @@ class TrainingStep:
         return loss.detach()
 
 
-def training_step(variant: Variant, width: int, images: int, lr: float = 0.3) -> TrainingStep:
-    """A variant on ``images`` random images of two views each; every variant gets the same batch."""
+def training_step(
+    variant: Variant, width: int, images: int, lr: float = 0.3, device: torch.device | None = None
+) -> TrainingStep:
+    """A variant on ``images`` random images of two views each, on a device; every variant gets the same batch."""
     generator = torch.Generator().manual_seed(1)
     views = torch.rand(2 * images, 3, 32, 32, generator=generator)
-    model, optimizer = build(variant, width, lr)
-    return TrainingStep(model, optimizer, views.contiguous(memory_format=torch.channels_last))
+    model, optimizer = build(variant, width, lr, device)
+    return TrainingStep(model, optimizer, views.contiguous(memory_format=torch.channels_last).to(device))

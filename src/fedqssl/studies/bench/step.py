@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
+import torch
+
+from fedqssl.accelerators import name_of, resolve, synchronize
+from fedqssl.quant.kernels import ops_on
 from fedqssl.studies.bench.peers import Variant, training_step
 from fedqssl.studies.bench.records import Record, Row, available
-from fedqssl.studies.bench.timing import interleaved, torch_threads
+from fedqssl.studies.bench.timing import Timing, interleaved, torch_threads
 
 FP32 = Variant("fp32", 32)
 PEERS = (
@@ -16,9 +21,10 @@ PEERS = (
 )
 
 
-def candidates(bits: Sequence[int], peers: bool) -> list[Variant]:
-    """fp32, ours at every bitwidth, then the peers."""
-    return [FP32, *(Variant("fedqssl", s) for s in bits), *(PEERS if peers else ())]
+def candidates(bits: Sequence[int], peers: bool, on_gpu: bool = False) -> list[Variant]:
+    """fp32, on a GPU also in mixed precision, ours at every bitwidth, then the peers."""
+    amp = [Variant("fp32-amp", 16)] if on_gpu else []
+    return [FP32, *amp, *(Variant("fedqssl", s) for s in bits), *(PEERS if peers else ())]
 
 
 def batch_settings(width: int, images: int) -> dict[str, str | int]:
@@ -33,16 +39,27 @@ def run(
     repeats: int = 7,
     threads: int = 1,
     peers: bool = True,
+    device: str = "cpu",
 ) -> Record:
     """Measure a SimCLR step (forward, NT-Xent, backward, update) of ResNet-18 + projector.
 
     Each result's ``cpu_ratio`` is variant / fp32, with fp32 in channels_last under plain SGD. ``user_ratio`` leaves
     out time in the kernel: activations above 32 MiB (256 images, width 16) are mapped and faulted in again at
     every use by glibc's default malloc, which can double what a peer with many temporaries costs.
+
+    On a GPU the clock is wall time with everything done that was asked for, beside fp32 and its mixed precision (AMP, bfloat16).
     """
-    variants = {variant.name: variant for variant in candidates(bits, peers)}
+    where = resolve(device)
+    variants = {variant.name: variant for variant in candidates(bits, peers, where.type == "cuda")}
     with torch_threads(threads):
-        steps, skipped = available({n: partial(training_step, v, width, images) for n, v in variants.items()})
+        made = {n: partial(training_step, v, width, images, device=where) for n, v in variants.items()}
+        steps, skipped = available(made)
+    settings = {**batch_settings(width, images), "repeats": repeats, "threads": threads}
+    settings |= {"reference": "fp32, channels_last, SGD without momentum"}
+    if where.type == "cuda":
+        timings = interleaved(steps, FP32.name, repeats=repeats, threads=threads, clock=partial(_wall, where))
+        names = {"device": str(where), "gpu": name_of(where), "gpu_kernels": ops_on(where).NAME}
+        return Record("step", [_gpu_row(variants[n], t) for n, t in timings.items()], skipped, {**settings, **names})
     timings = interleaved(steps, FP32.name, repeats=repeats, threads=threads)
     reference = timings[FP32.name]
     results: list[Row] = [
@@ -57,5 +74,20 @@ def run(
         }
         for name, timing in timings.items()
     ]
-    settings = {**batch_settings(width, images), "repeats": repeats, "threads": threads}
-    return Record("step", results, skipped, {**settings, "reference": "fp32, channels_last, SGD without momentum"})
+    return Record("step", results, skipped, settings)
+
+
+def _wall(device: torch.device) -> float:
+    """Wall time, once the GPU has done what it was given."""
+    synchronize(device)
+    return time.perf_counter()
+
+
+def _gpu_row(variant: Variant, timing: Timing) -> Row:
+    return {
+        "variant": variant.family,
+        "bits": variant.bits,
+        "wall_ratio": timing.ratio,
+        "spread": timing.spread,
+        "wall_seconds": timing.seconds,
+    }
