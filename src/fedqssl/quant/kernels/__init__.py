@@ -1,4 +1,4 @@
-"""Kernels behind the quantizers and layers: compiled for CPUs with AVX2, plain torch everywhere else.
+"""Kernels behind the quantizers and layers: compiled for CPUs (AVX2, NEON, or any other), plain torch everywhere else.
 
 ``FEDQSSL_KERNELS=torch`` (or :func:`use`) turns the compiled ones off. Both backends offer the same functions and agree
 bit for bit on quantizers and packing; ``fedqssl doctor`` shows which one runs and why.
