@@ -19,6 +19,8 @@ _REINSTALL = "built from another version; reinstall fedqssl"
 
 
 class NormActArgs(ctypes.Structure):
+    """Arguments of ``norm_act``; see ``native_norm.h``."""
+
     _fields_ = (
         ("y", c_void_p),
         ("rows", c_int64),
@@ -44,18 +46,34 @@ class NormActArgs(ctypes.Structure):
     )
 
 
-_BIT_CONV_SIZES = ("N", "H", "W", "C", "O", "KH", "KW", "OH", "OW")
-_BIT_CONV_STEPS = ("stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w")
+_SIZES = ("N", "H", "W", "C", "O", "KH", "KW", "OH", "OW")
+_STEPS = ("stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w")
 
 
 class BitConvArgs(ctypes.Structure):
+    """Arguments of ``bit_conv2d``; see ``native_bits.h``."""
+
     _fields_ = (
         ("x", c_void_p),
         ("w", c_void_p),
         ("out", c_void_p),
-        *((name, c_int64) for name in _BIT_CONV_SIZES + _BIT_CONV_STEPS),
+        *((name, c_int64) for name in _SIZES + _STEPS),
         ("m", c_int),
         ("k", c_int),
+        ("scale", c_float),
+        ("threads", c_int),
+    )
+
+
+class ConvArgs(ctypes.Structure):
+    """Arguments of ``conv2d``; see ``native_conv.h``."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("factors", c_void_p),
+        ("out", c_void_p),
+        *((name, c_int64) for name in _SIZES + _STEPS[:4]),
+        ("bits", c_int),
         ("scale", c_float),
         ("threads", c_int),
     )
@@ -90,6 +108,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int, c_void_p, c_double, c_void_p, c_int),
     ),
+    "conv_bytes": (c_int64, (c_int64, c_int64, c_int)),
+    "conv_prepare": (None, (c_void_p, c_int64, c_int64, c_int64, c_int, c_void_p)),
+    "conv2d": (None, (c_void_p,)),
     "round_pack": (None, (c_void_p, c_int64, c_int, c_double, c_double, c_void_p, c_void_p, c_int)),
 }
 
@@ -138,4 +159,4 @@ def load(variant: str | None = None, path: Path | None = None) -> tuple[Library 
     return Library(chosen, functions, variants), chosen
 
 
-__all__ = ["BitConvArgs", "Library", "NormActArgs", "load"]
+__all__ = ["BitConvArgs", "ConvArgs", "Library", "NormActArgs", "load"]

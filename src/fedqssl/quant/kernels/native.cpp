@@ -33,17 +33,21 @@ static inline int omp_get_thread_num() { return 0; }
 #elif defined(__aarch64__) && !defined(FQ_ONLY_PORTABLE)
 #define FQ_ARM
 #include <arm_neon.h>
+#if defined(__ARM_FEATURE_DOTPROD)  // all code may use dot products, as on Apple's CPUs
+#define FQ_ARM_DOT ""
+#elif !defined(__clang__)  // else the assembler must be told; clang's refuses
+#define FQ_ARM_DOT ".arch armv8.2-a+dotprod\n\t"
+#endif
 #ifdef __linux__
 #include <sys/auxv.h>
 #endif
 #endif
 
-#ifdef __clang__
 #define FQ_PRAGMA(text) _Pragma(#text)
+#ifdef __clang__
 #define FQ_BEGIN_TARGET(features) FQ_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define FQ_END_TARGET _Pragma("clang attribute pop")
 #else
-#define FQ_PRAGMA(text) _Pragma(#text)
 #define FQ_BEGIN_TARGET(features) _Pragma("GCC push_options") FQ_PRAGMA(GCC target(features))
 #define FQ_END_TARGET _Pragma("GCC pop_options")
 #endif
@@ -67,19 +71,14 @@ namespace neon_kernels {
 }  // namespace neon_kernels
 #undef FQ_VARIANT
 
-#if defined(__ARM_FEATURE_DOTPROD) || !defined(__clang__)  // clang offers the instructions only if all code may use them
+#ifdef FQ_ARM_DOT
 #define FQ_VARIANT neon_dot
 #define FQ_DOTPROD
-#ifndef __clang__
-FQ_BEGIN_TARGET("+dotprod")
-#endif
 namespace neon_dot_kernels {
 #include "native_neon.h"
 #include "native_kernels.h"
 }  // namespace neon_dot_kernels
-#ifndef __clang__
-FQ_END_TARGET
-#endif
+#undef FQ_DOTPROD
 #undef FQ_VARIANT
 #endif
 #endif
@@ -103,7 +102,7 @@ FQ_API const char* fq_variants() {
     return all ? "avx2,portable" : "portable";
 #elif defined(FQ_ARM) && defined(__ARM_FEATURE_DOTPROD)
     return "neon_dot,neon,portable";
-#elif defined(FQ_DOTPROD) && defined(__linux__)
+#elif defined(FQ_ARM_DOT) && defined(__linux__)
     return getauxval(AT_HWCAP) & (1 << 20) /* HWCAP_ASIMDDP */ ? "neon_dot,neon,portable" : "neon,portable";
 #elif defined(FQ_ARM)
     return "neon,portable";

@@ -73,8 +73,14 @@ FQ_INLINE D4 one_if_less(D4 a, D4 b) { return _mm256_and_pd(_mm256_cmp_pd(a, b, 
 FQ_INLINE D4 if_less_equal(D4 a, D4 b, D4 yes, D4 no) {
     return _mm256_blendv_pd(no, yes, _mm256_cmp_pd(a, b, _CMP_LE_OQ));
 }
-FQ_INLINE void store_integers(int32_t* out, D4 a) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvttpd_epi32(a));
+FQ_INLINE void store_codes(uint16_t* out, D4 a) {
+    const __m128i k = _mm256_cvttpd_epi32(a);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi32(k, k));
+}
+FQ_INLINE void store_codes(uint8_t* out, D4 a) {
+    const __m128i k = _mm256_cvttpd_epi32(a), w = _mm_packus_epi32(k, k);
+    const int32_t four = _mm_cvtsi128_si32(_mm_packus_epi16(w, w));
+    std::memcpy(out, &four, 4);
 }
 
 // Codes in the bytes (or 16-bit words) of a word, to and from s adjacent bits each.
@@ -120,6 +126,8 @@ FQ_INLINE I8 dot(I8 sums, const Factor* w, const Factor* x) {
     const I8 products = _mm256_madd_epi16(_mm256_loadu_si256(reinterpret_cast<const I8*>(w)), _mm256_set1_epi32(two));
     return _mm256_add_epi32(sums, products);
 }
-FQ_INLINE void store_sums(int32_t* out, I8 sums) { _mm256_storeu_si256(reinterpret_cast<I8*>(out), sums); }
+FQ_INLINE I8 centred(I8 sums, int32_t shift) {  // 2 sums - shift
+    return _mm256_sub_epi32(_mm256_add_epi32(sums, sums), _mm256_set1_epi32(shift));
+}
 
 }  // namespace

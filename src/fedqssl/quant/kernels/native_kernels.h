@@ -9,6 +9,7 @@
 #include "native_norm.h"
 #include "native_bits.h"
 #include "native_step.h"
+#include "native_conv.h"
 
 #undef FQ_INLINE
 #undef FQ_NAME

@@ -58,17 +58,13 @@ FQ_INLINE F8 kept(F8 x, uint8_t bits) {
     const uint32x4_t b = vandq_u32(vreinterpretq_u32_f32(x.b), vtstq_u32(all, high));
     return {vreinterpretq_f32_u32(a), vreinterpretq_f32_u32(b)};
 }
-FQ_INLINE float32x4_t look_up4(const float* table, uint32x4_t key) {
-    float32x4_t out = vdupq_n_f32(table[vgetq_lane_u32(key, 0)]);
-    out = vld1q_lane_f32(table + vgetq_lane_u32(key, 1), out, 1);
-    out = vld1q_lane_f32(table + vgetq_lane_u32(key, 2), out, 2);
-    return vld1q_lane_f32(table + vgetq_lane_u32(key, 3), out, 3);
-}
+// NEON cannot gather: one by one, stored by the caller as a whole.
 FQ_INLINE F8 look_up(const float* table, const float* x, int shift) {
-    const int32x4_t by = vdupq_n_s32(-shift);
-    const F8 v = load(x);
-    return {look_up4(table, vshlq_u32(vreinterpretq_u32_f32(v.a), by)),
-            look_up4(table, vshlq_u32(vreinterpretq_u32_f32(v.b), by))};
+    uint32_t key[8];
+    std::memcpy(key, x, sizeof key);
+    float out[8];
+    for (int i = 0; i < 8; ++i) out[i] = table[key[i] >> shift];
+    return load(out);
 }
 
 FQ_INLINE D4 load(const double* p) { return {vld1q_f64(p), vld1q_f64(p + 2)}; }
@@ -89,9 +85,14 @@ FQ_INLINE D4 one_if_less(D4 x, D4 y) { return {one_if(vcltq_f64(x.a, y.a)), one_
 FQ_INLINE D4 if_less_equal(D4 x, D4 y, D4 yes, D4 no) {
     return {vbslq_f64(vcleq_f64(x.a, y.a), yes.a, no.a), vbslq_f64(vcleq_f64(x.b, y.b), yes.b, no.b)};
 }
-FQ_INLINE void store_integers(int32_t* out, D4 x) {
-    const int32x4_t low = vreinterpretq_s32_s64(vcvtq_s64_f64(x.a)), high = vreinterpretq_s32_s64(vcvtq_s64_f64(x.b));
-    vst1q_s32(out, vuzp1q_s32(low, high));
+FQ_INLINE uint16x4_t narrowed(D4 x) {
+    return vmovn_u32(vcombine_u32(vmovn_u64(vcvtq_u64_f64(x.a)), vmovn_u64(vcvtq_u64_f64(x.b))));
+}
+FQ_INLINE void store_codes(uint16_t* out, D4 x) { vst1_u16(out, narrowed(x)); }
+FQ_INLINE void store_codes(uint8_t* out, D4 x) {
+    const uint16x4_t k = narrowed(x);
+    const uint32_t four = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(k, k))), 0);
+    std::memcpy(out, &four, 4);
 }
 
 #include "native_lanes.h"
@@ -201,7 +202,10 @@ FQ_INLINE int64_t and_ones(const uint64_t* x, const uint64_t* y, int64_t n) {
 }
 
 FQ_INLINE I8 no_sums() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
-FQ_INLINE void store_sums(int32_t* out, I8 sums) { vst1q_s32(out, sums.a), vst1q_s32(out + 4, sums.b); }
+FQ_INLINE I8 centred(I8 x, int32_t shift) {
+    const int32x4_t by = vdupq_n_s32(shift);
+    return {vsubq_s32(vaddq_s32(x.a, x.a), by), vsubq_s32(vaddq_s32(x.b, x.b), by)};
+}
 
 #ifdef FQ_DOTPROD
 using Factor = uint8_t;
@@ -209,9 +213,11 @@ constexpr int64_t kDepth = 16;
 constexpr int64_t place(int64_t k, int64_t lane) { return k / 4 * 32 + lane * 4 + k % 4; }
 template <int at>
 FQ_INLINE I8 dot4(I8 sums, const Factor* w, uint8x16_t x) {
-    const uint32x4_t a = vdotq_laneq_u32(vreinterpretq_u32_s32(sums.a), vld1q_u8(w + 32 * at), x, at);
-    const uint32x4_t b = vdotq_laneq_u32(vreinterpretq_u32_s32(sums.b), vld1q_u8(w + 32 * at + 16), x, at);
-    return {vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)};
+    // Not the intrinsics: compilers offer them only where all code may use these instructions.
+    const uint8x16_t low = vld1q_u8(w + 32 * at), high = vld1q_u8(w + 32 * at + 16);
+    asm(FQ_ARM_DOT "udot %0.4s, %1.16b, %2.4b[%3]" : "+w"(sums.a) : "w"(low), "w"(x), "i"(at));
+    asm(FQ_ARM_DOT "udot %0.4s, %1.16b, %2.4b[%3]" : "+w"(sums.b) : "w"(high), "w"(x), "i"(at));
+    return sums;
 }
 FQ_INLINE I8 dot(I8 sums, const Factor* w, const Factor* x) {
     const uint8x16_t v = vld1q_u8(x);

@@ -1,5 +1,7 @@
 // The names of native_avx2.h in plain C++, for any little-endian CPU. Included by native_kernels.h.
 
+// `each` has its loops unrolled: compilers then keep the values in registers.
+
 #define FQ_INLINE __attribute__((always_inline)) inline
 
 namespace {
@@ -89,8 +91,9 @@ FQ_INLINE D4 one_if_less(const D4& a, const D4& b) { return each<D4>([&](int i) 
 FQ_INLINE D4 if_less_equal(const D4& a, const D4& b, const D4& yes, const D4& no) {
     return each<D4>([&](int i) { return a.v[i] <= b.v[i] ? yes.v[i] : no.v[i]; });
 }
-FQ_INLINE void store_integers(int32_t* out, const D4& a) {
-    for (int i = 0; i < 4; ++i) out[i] = static_cast<int32_t>(a.v[i]);
+template <class Code>
+FQ_INLINE void store_codes(Code* out, const D4& a) {
+    for (int i = 0; i < 4; ++i) out[i] = static_cast<Code>(static_cast<int32_t>(a.v[i]));
 }
 
 #include "native_lanes.h"
@@ -118,6 +121,8 @@ FQ_INLINE I8 no_sums() { return each<I8>([](int) { return 0; }); }
 FQ_INLINE I8 dot(const I8& sums, const Factor* w, const Factor* x) {
     return each<I8>([&](int i) { return sums.v[i] + static_cast<int32_t>(w[i]) * static_cast<int32_t>(x[0]); });
 }
-FQ_INLINE void store_sums(int32_t* out, const I8& sums) { std::memcpy(out, sums.v, sizeof sums.v); }
+FQ_INLINE I8 centred(const I8& sums, int32_t shift) {  // twice a sum may pass through 2^31 and back: unsigned
+    return each<I8>([&](int i) { return static_cast<int32_t>(2u * static_cast<uint32_t>(sums.v[i]) - static_cast<uint32_t>(shift)); });
+}
 
 }  // namespace

@@ -32,19 +32,16 @@ void round_pack(const double* y, int64_t n, int s, double scale, double snap, co
                 int threads) {
     const D4 m = splat(scale), top = splat(static_cast<double>((1 << s) - 1)), near = splat(snap);
     for_blocks<Code>(n, threads, [=](Code* codes, int64_t b0, int64_t count) {
-        alignas(16) int32_t four[4];
-        for (int64_t i = 0; i < count; i += 4) {
-            const int64_t many = count - i < 4 ? count - i : 4;
+        int64_t i = 0;
+        for (; i + 4 <= count; i += 4)
+            store_codes(codes + i, rounded(load(y + b0 + i), m, top, near, uniform ? uniform + b0 + i : nullptr));
+        if (i < count) {
             double values[4] = {0}, draws[4] = {0};
-            const double* from = y + b0 + i;
-            const double* draw = uniform ? uniform + b0 + i : nullptr;
-            if (many < 4) {
-                std::memcpy(values, from, 8 * many);
-                from = values;
-                if (draw) std::memcpy(draws, draw, 8 * many), draw = draws;
-            }
-            store_integers(four, rounded(load(from), m, top, near, draw));
-            for (int64_t j = 0; j < many; ++j) codes[i + j] = static_cast<Code>(four[j]);
+            Code four[4];
+            std::memcpy(values, y + b0 + i, 8 * (count - i));
+            if (uniform) std::memcpy(draws, uniform + b0 + i, 8 * (count - i));
+            store_codes(four, rounded(load(values), m, top, near, uniform ? draws : nullptr));
+            std::memcpy(codes + i, four, sizeof(Code) * (count - i));
         }
         pack(codes, count, s, out + b0 * s / 8, packed_bytes(count, s));
     });
