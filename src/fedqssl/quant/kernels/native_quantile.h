@@ -180,9 +180,14 @@ FQ_API void FQ_NAME(table_apply)(const float* x, int64_t n, int extra, const flo
 // out[i] = codes[upper 16 + extra bits of x[i]].
 FQ_API void FQ_NAME(code_apply)(const float* x, int64_t n, int extra, const uint16_t* codes, uint16_t* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < n; ++i) {
-        uint32_t b;
-        std::memcpy(&b, x + i, 4);
-        out[i] = codes[b >> (16 - extra)];
+    for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
+        const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
+        const int shift = 16 - extra;
+#pragma GCC unroll 4
+        for (int64_t i = c0; i < c1; ++i) {
+            uint32_t b;
+            std::memcpy(&b, x + i, 4);
+            out[i] = codes[b >> shift];
+        }
     }
 }
