@@ -182,12 +182,16 @@ FQ_API void FQ_NAME(code_apply)(const float* x, int64_t n, int extra, const uint
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
         const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
-        const int shift = 16 - extra;
-#pragma GCC unroll 4
-        for (int64_t i = c0; i < c1; ++i) {
+        const auto code = [=](int64_t i) {
             uint32_t b;
             std::memcpy(&b, x + i, 4);
-            out[i] = codes[b >> shift];
+            return codes[b >> (16 - extra)];
+        };
+        int64_t i = c0;
+        for (; i + 4 <= c1; i += 4) {
+            const uint16_t four[4] = {code(i), code(i + 1), code(i + 2), code(i + 3)};
+            std::memcpy(out + i, four, 8);
         }
+        for (; i < c1; ++i) out[i] = code(i);
     }
 }
