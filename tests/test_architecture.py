@@ -31,7 +31,7 @@ LAYERS = (
     ("lowbit",),
     ("quant",),
     ("config", "plotting"),
-    ("files", "header", "imported", "listen", "units", "watch_parent"),
+    ("files", "header", "imported", "library", "listen", "units", "watch_parent"),
 )
 """Top to bottom. A package may import from the lines below its own, and from itself."""
 
