@@ -105,9 +105,7 @@ def norms(g: torch.Generator, rows: int, channels: int, bits: int, residual: str
     grad, masked = torch.randn(rows, channels, generator=g), np.zeros((rows, channels), np.float32)
     assert want.mask is not None and want.hat is not None
     shared = grad.data_ptr(), rows, channels, want.mask.data_ptr(), want.hat.data_ptr(), hat_bits, hat_step
-    functions["norm_backward_sums"](
-        *shared, masked.ctypes.data, sums[0].ctypes.data, sums[1].ctypes.data, 1
-    )
+    functions["norm_backward_sums"](*shared, masked.ctypes.data, sums[0].ctypes.data, sums[1].ctypes.data, 1)
     yield Case(
         "norm_backward_sums", [rows, channels, hat_bits], [hat_step], [grad, want.mask, want.hat], [masked, *sums]
     )
@@ -183,9 +181,20 @@ def small() -> list[Case]:
             found += steps(g, bits, n, stochastic=bits % 2 == 0)
     for bits in (2, 6, 7, 12):
         found += quantiles(g, bits, 3001)
-    for bits, channels, residual in ((2, 16, ""), (4, 24, "codes"), (8, 5, "codes"), (8, 32, "values"), (12, 8, "values")):
+    for bits, channels, residual in (
+        (2, 16, ""),
+        (4, 24, "codes"),
+        (8, 5, "codes"),
+        (8, 32, "values"),
+        (12, 8, "values"),
+    ):
         found += norms(g, 70, channels, bits, residual)
-    shapes = Shape(2, 7, 3, 5, 3, 1, 1), Shape(1, 8, 16, 24, 3, 2, 1), Shape(3, 4, 40, 9, 1, 2, 0), Shape(5, 1, 33, 17, 1, 1, 0)
+    shapes = (
+        Shape(2, 7, 3, 5, 3, 1, 1),
+        Shape(1, 8, 16, 24, 3, 2, 1),
+        Shape(3, 4, 40, 9, 1, 2, 0),
+        Shape(5, 1, 33, 17, 1, 1, 0),
+    )
     for shape in (*shapes, Shape(1, 5, 70, 16, 3, 1, 1)):
         for bits in (1, 2, 4, 7, 8):
             found += convolutions(g, shape, bits)

@@ -156,4 +156,13 @@ def line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-__all__ = ["FORMATS", "MAX_PIXELS", "SUFFIXES", "CorruptImageError", "MissingExtraError", "OnBad", "decode", "decoding_cost"]
+__all__ = [
+    "FORMATS",
+    "MAX_PIXELS",
+    "SUFFIXES",
+    "CorruptImageError",
+    "MissingExtraError",
+    "OnBad",
+    "decode",
+    "decoding_cost",
+]

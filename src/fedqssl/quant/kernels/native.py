@@ -223,7 +223,9 @@ def bit_dot(x: Tensor, y: Tensor, x_bits: int, y_bits: int) -> int:
 def bit_conv2d(x: Tensor, w: Tensor, out: Tensor, steps: tuple[int, ...], bits: tuple[int, int], scale: float) -> None:
     """Bit convolution of (N, H, W, C) codes with (O, KH, KW, C) codes into (N, OH, OW, O) floats."""
     sizes = *x.shape, *w.shape[:3], *out.shape[1:3]
-    arguments = library.BitConvArgs(x.data_ptr(), w.data_ptr(), out.data_ptr(), *sizes, *steps, *bits, scale, _threads())
+    arguments = library.BitConvArgs(
+        x.data_ptr(), w.data_ptr(), out.data_ptr(), *sizes, *steps, *bits, scale, _threads()
+    )
     _call("bit_conv2d", ctypes.byref(arguments))
 
 
