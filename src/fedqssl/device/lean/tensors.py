@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 NEEDS_TORCH = "; install torch to load this file"
 MAX_DESCRIPTION = 1 << 20
 _CONTAINER = Header(CONTAINER_MARK, 1, DeviceFileError, "not a fedqssl model: it does not start with the format's mark")
-_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "U8": np.dtype("u1")}
+_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "U8": np.dtype("u1")}
 _RANGES = (".low", ".high")
 
 
@@ -154,7 +154,7 @@ class Container:
         found = [name.removesuffix(".low") for name in self._tensors if name.endswith(".low")]
         if len(found) != 1:
             raise DeviceFileError(f"{len(found)} activation ranges, not 1")
-        return found[0]
+        return str(found[0])
 
     def check_complete(self) -> None:
         """Everything was asked for, and the architecture is the one that the file was made from."""

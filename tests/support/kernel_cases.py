@@ -1,4 +1,4 @@
-"""Cases for ``driver.cpp``: inputs of every kernel with the outputs of the reference, in one file.
+"""Inputs of every kernel with the outputs of the reference, for ``tests/quant/test_variants.py`` and ``tests/arm``.
 
 What the reference adds up in another order (batch norm's sums, in floats) is taken from the kernels of this machine, whose
 closeness to the reference other tests check.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from ctypes import byref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,11 @@ def write(path: Path, cases: Sequence[Case]) -> None:
             file.write(listed([struct.pack("<q", i) for i in case.integers]))
             file.write(listed([struct.pack("<d", f) for f in case.floats]))
             file.write(buffers(case.inputs) + buffers(case.outputs))
+
+
+def expected(case: Case) -> list[bytes]:
+    """What must come out."""
+    return [_bytes(x) for x in case.outputs]
 
 
 def packing(g: torch.Generator, bits: int, n: int) -> Iterator[Case]:
@@ -172,6 +178,42 @@ def _this_machine() -> dict[str, Any]:
     return found.functions
 
 
+def call(functions: dict[str, Any], case: Case) -> list[Any]:
+    """The outputs of a kernel for a case: what the driver does, through ctypes."""
+    inputs = [None if x is None else np.frombuffer(_bytes(x), np.uint8) for x in case.inputs]
+    outputs = [None if x is None else np.full(len(_bytes(x)), 0xA5, np.uint8) for x in case.outputs]
+    if case.name == "quantile_table":  # leaves entries alone that do not occur
+        outputs = [np.frombuffer(_bytes(x), np.uint8).copy() for x in case.outputs]
+    i, f, name = list(case.integers), list(case.floats), case.name
+    given, made = ([None if x is None else x.ctypes.data for x in arrays] for arrays in (inputs, outputs))
+    if name == "bit_dot":
+        return [np.array([functions[name](*given, *i)]).tobytes()]
+    if name == "norm_act":
+        numbers = f[0], i[2], f[1], f[2], i[3], f[3]
+        arguments: Any = [byref(library.NormActArgs(given[0], *i[:2], *given[1:], *numbers, *made, 1))]
+    elif name == "bit_conv2d":
+        arguments = [byref(library.BitConvArgs(*given, *made, *i, *f, 1))]
+    elif name == "conv2d":
+        taps, bits = i[5] * i[6], i[13]
+        factors = np.empty(functions["conv_bytes"](i[4], i[3] * taps, bits), np.uint8)
+        functions["conv_prepare"](given[1], i[4], i[3], taps, bits, factors.ctypes.data)
+        arguments = [byref(library.ConvArgs(given[0], factors.ctypes.data, *made, *i, *f, 1))]
+    elif name == "step_target":
+        arguments = [given[0], *i[:2], *given[1:3], i[2], given[3], *f, *made, 1]
+    elif name == "round_pack":
+        arguments = [given[0], *i, *f, given[1], *made, 1]
+    elif name.startswith("norm_backward"):
+        arguments = [given[0], *i[:2], *given[1:3], i[2], *f, *given[3:], *made, 1]
+    elif name == "quantile_table":
+        arguments = [*given, *i, *f, *made]
+    elif name in ("key_histogram", "norm_stats"):
+        arguments = [*given, *(i if name == "norm_stats" else i[:1]), *made, 1]
+    else:
+        arguments = [given[0], *i, *f, *given[1:], *made, 1]
+    functions[name](*arguments)
+    return [b"" if x is None else x.tobytes() for x in outputs]
+
+
 def small() -> list[Case]:
     """Every kernel at many widths and odd sizes."""
     g, found = torch.Generator().manual_seed(0), []
@@ -213,4 +255,4 @@ def large() -> list[Case]:
     return found
 
 
-__all__ = ["Case", "Shape", "large", "small", "write"]
+__all__ = ["Case", "Shape", "call", "expected", "large", "small", "write"]
