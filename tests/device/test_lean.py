@@ -25,6 +25,7 @@ from fedqssl.device.model import DeviceModel, from_bytes, pack_device
 from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.local import fit_lowbit_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, functions, to_lowbit
+from fedqssl.lowbit.container import frame as container_frame
 from fedqssl.models.features import FEATURES, feature_dim, features_of
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import MODELS, build_model
@@ -239,6 +240,17 @@ def test_damaged_files_are_refused_as_with_torch():
 def test_architectures_that_differ_are_refused_by_the_fingerprint(monkeypatch):
     monkeypatch.setattr(networks.Network, "norm", lambda net, name, channels, activate=True: None)
     assert "is not part of this model" in _refused(PHONE.read_bytes())
+
+
+def test_an_architecture_of_the_same_names_is_refused_too():
+    text, models = separated(PHONE.read_bytes())
+    manifest = json.loads(text)
+    body, head = models[: manifest["extractor_bytes"]], models[manifest["extractor_bytes"] :]
+    start = 48 + 8  # the header, and the length of the description
+    described = json.loads(body[start : start + int.from_bytes(body[48:56], "little")])
+    prints = json.loads(described["__metadata__"]["fedqssl"])["fingerprint"]
+    blob = body[48:].replace(prints.encode(), b"0" * len(prints))
+    assert "architecture 0000" in _refused(framed(text, container_frame(blob) + head))
 
 
 def test_what_needs_torch_is_refused_by_name():
