@@ -86,6 +86,19 @@ namespace {
 
 inline int64_t raw_key(int64_t order) { return order >= 0x8000 ? order - 0x8000 : 0xFFFF - order; }
 
+// Calls body(key, count) for every key that occurs, in ascending order of floats. Most keys never occur: eight neighbours,
+// whose keys are neighbours, too, are passed over at once.
+template <class Body>
+inline void for_keys(const uint32_t* hist, Body body) {
+    for (int64_t block = 0; block < kKeys; block += 8) {
+        uint64_t pairs[4];
+        std::memcpy(pairs, hist + (raw_key(block) & ~int64_t(7)), sizeof pairs);
+        if (!(pairs[0] | pairs[1] | pairs[2] | pairs[3])) continue;
+        for (int64_t order = block; order < block + 8; ++order)
+            if (hist[raw_key(order)]) body(raw_key(order), static_cast<int64_t>(hist[raw_key(order)]));
+    }
+}
+
 inline float float_of(uint32_t bits) {
     float v;
     std::memcpy(&v, &bits, 4);
@@ -125,22 +138,18 @@ FQ_API int FQ_NAME(quantile_table)(const uint32_t* hist, int64_t n, int bits, in
     for (int64_t k = 0x7F80; k < 0x8000; ++k)
         if (hist[k] || hist[k | 0x8000]) return 1;
     int64_t i = 0, seen = 0;
-    for (int64_t order = 0; order < kKeys && i <= last; ++order) {
-        const int64_t raw = raw_key(order), count = hist[raw];
-        if (!count) continue;
+    for_keys(hist, [&](int64_t raw, int64_t count) {
         for (; i <= last; ++i) {
             const int64_t rank = i == 0 ? 1 : (i * n + last - 1) / last;
             if (rank > seen + count) break;
             centres[i] = clamped(interpolated(raw, rank, seen, count), low, high);
         }
         seen += count;
-    }
+    });
     centres[0] = low;
     centres[last] = high;
     int64_t at = 0;
-    for (int64_t order = 0; order < kKeys; ++order) {
-        const int64_t raw = raw_key(order);
-        if (!hist[raw]) continue;
+    for_keys(hist, [&](int64_t raw, int64_t) {
         for (int64_t p = 0; p < parts; ++p) {
             const int64_t q = raw & 0x8000 ? parts - 1 - p : p;  // ascending values
             const float v = clamped(part_value(raw, q, extra), low, high);
@@ -148,7 +157,7 @@ FQ_API int FQ_NAME(quantile_table)(const uint32_t* hist, int64_t n, int bits, in
             const int64_t down = at ? at - 1 : at;
             codes[raw << extra | q] = static_cast<uint16_t>(v - centres[down] <= centres[at] - v ? down : at);
         }
-    }
+    });
     const float ends[2] = {low, high};
     for (int e = 0; e < 2; ++e) {  // the entries of the end points stand for them exactly; zero has two signs
         uint32_t word;
@@ -156,9 +165,9 @@ FQ_API int FQ_NAME(quantile_table)(const uint32_t* hist, int64_t n, int bits, in
         codes[word >> (16 - extra)] = static_cast<uint16_t>(e ? last : 0);
         if (ends[e] == 0) codes[0x80000000u >> (16 - extra)] = static_cast<uint16_t>(e ? last : 0);
     }
-    for (int64_t k = 0; k < kKeys; ++k)
-        if (hist[k])
-            for (int64_t q = k << extra; q < (k + 1) << extra; ++q) values[q] = centres[codes[q]];
+    for_keys(hist, [&](int64_t k, int64_t) {
+        for (int64_t q = k << extra; q < (k + 1) << extra; ++q) values[q] = centres[codes[q]];
+    });
     return 0;
 }
 
