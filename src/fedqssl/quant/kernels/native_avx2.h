@@ -95,13 +95,17 @@ struct Lanes8 : Lanes {
 struct Lanes16 : Lanes {
     explicit Lanes16(int s) : Lanes{0x0001000100010001ull * ((1ull << s) - 1)} {}
 };
-// No vectors of its own for packing: no group is done here.
+// No vectors of its own for packing and for small tables: nothing is done here.
 template <class... Arguments>
 constexpr int64_t pack_groups(Arguments...) {
     return 0;
 }
 template <class... Arguments>
 constexpr int64_t unpack_groups(Arguments...) {
+    return 0;
+}
+template <class... Arguments>
+constexpr int64_t look_up_codes(Arguments...) {
     return 0;
 }
 

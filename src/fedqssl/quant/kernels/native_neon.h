@@ -188,6 +188,27 @@ inline int64_t unpack_groups(const uint8_t* in, int64_t groups, int s, uint16_t*
 }
 #undef FQ_FOR_BITS
 
+// out = table[code] for tables of up to 16 floats, which fit the four registers that `tbl` looks bytes up in; returns how many.
+inline int64_t look_up_codes(const float* table, int s, const uint8_t* codes, int64_t n, float* out) {
+    if (s > 4) return 0;
+    uint8_t bytes[64] = {0};
+    std::memcpy(bytes, table, size_t(4) << s);
+    const uint8x16x4_t all = {{vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)}};
+    const uint8x16_t within = {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const uint8x16_t first = vshlq_n_u8(vld1q_u8(codes + i), 2);  // where a code's four bytes begin
+        const uint16x8_t low = vreinterpretq_u16_u8(vzip1q_u8(first, first)), high = vreinterpretq_u16_u8(vzip2q_u8(first, first));
+        const uint16x8_t four[4] = {vzip1q_u16(low, low), vzip2q_u16(low, low), vzip1q_u16(high, high), vzip2q_u16(high, high)};
+        for (int q = 0; q < 4; ++q) {
+            const uint8x16_t found = vqtbl4q_u8(all, vorrq_u8(vreinterpretq_u8_u16(four[q]), within));
+            vst1q_f32(out + i + 4 * q, vreinterpretq_f32_u8(found));
+        }
+    }
+    return i;
+}
+inline int64_t look_up_codes(const float*, int, const uint16_t*, int64_t, float*) { return 0; }
+
 // Bits that are set in both; counts of eight bits hold 31 vectors.
 FQ_INLINE int64_t and_ones(const uint64_t* x, const uint64_t* y, int64_t n) {
     int64_t found = 0, q = 0;

@@ -147,7 +147,7 @@ void unpack_float(const uint8_t* in, int64_t n, int s, float factor, float shift
     for_blocks<Code>(n, threads, [=](Code* buffer, int64_t b0, int64_t count) {
         const int64_t at = b0 * s / 8;
         unpack(in + at, count, s, buffer, total - at);
-        int64_t i = 0;
+        int64_t i = kTable ? look_up_codes(table, s, buffer, count, out + b0) : 0;
         if (!kTable) {
             for (; i + 8 <= count; i += 8) {
                 store(out + b0 + i, add(mul(load_codes(buffer + i), splat(factor)), splat(shift)));

@@ -97,13 +97,17 @@ FQ_INLINE void store_codes(Code* out, const D4& a) {
 }
 
 #include "native_lanes.h"
-// No vectors of its own for packing: no group is done here.
+// No vectors of its own for packing and for small tables: nothing is done here.
 template <class... Arguments>
 constexpr int64_t pack_groups(Arguments...) {
     return 0;
 }
 template <class... Arguments>
 constexpr int64_t unpack_groups(Arguments...) {
+    return 0;
+}
+template <class... Arguments>
+constexpr int64_t look_up_codes(Arguments...) {
     return 0;
 }
 
