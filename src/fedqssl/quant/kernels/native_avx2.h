@@ -95,28 +95,11 @@ struct Lanes8 : Lanes {
 struct Lanes16 : Lanes {
     explicit Lanes16(int s) : Lanes{0x0001000100010001ull * ((1ull << s) - 1)} {}
 };
-// No vectors of its own for packing and for small tables: nothing is done here.
-template <class... Arguments>
-constexpr int64_t pack_groups(Arguments...) {
-    return 0;
-}
-template <class... Arguments>
-constexpr int64_t unpack_groups(Arguments...) {
-    return 0;
-}
-template <class... Arguments>
-constexpr int64_t look_up_codes(Arguments...) {
-    return 0;
-}
+FQ_INLINE int64_t ones(uint64_t a) { return _mm_popcnt_u64(a); }
+#include "native_plain.h"
 
 FQ_INLINE uint8_t plane_byte(uint64_t codes, int plane) {
     return static_cast<uint8_t>(_pext_u64(codes, 0x0101010101010101ull << plane));
-}
-FQ_INLINE int64_t ones(uint64_t a) { return _mm_popcnt_u64(a); }
-FQ_INLINE int64_t and_ones(const uint64_t* x, const uint64_t* y, int64_t n) {
-    int64_t found = 0;
-    for (int64_t q = 0; q < n; ++q) found += ones(x[q] & y[q]);
-    return found;
 }
 
 // Dot products of codes, eight outputs at a time: sums += w . x for kDepth entries of x.

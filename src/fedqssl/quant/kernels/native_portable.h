@@ -97,26 +97,9 @@ FQ_INLINE void store_codes(Code* out, const D4& a) {
 }
 
 #include "native_lanes.h"
-// No vectors of its own for packing and for small tables: nothing is done here.
-template <class... Arguments>
-constexpr int64_t pack_groups(Arguments...) {
-    return 0;
-}
-template <class... Arguments>
-constexpr int64_t unpack_groups(Arguments...) {
-    return 0;
-}
-template <class... Arguments>
-constexpr int64_t look_up_codes(Arguments...) {
-    return 0;
-}
-
 FQ_INLINE int64_t ones(uint64_t a) { return __builtin_popcountll(a); }
-FQ_INLINE int64_t and_ones(const uint64_t* x, const uint64_t* y, int64_t n) {
-    int64_t found = 0;
-    for (int64_t q = 0; q < n; ++q) found += ones(x[q] & y[q]);
-    return found;
-}
+#include "native_plain.h"
+
 
 using Factor = int16_t;
 constexpr int64_t kDepth = 1;
