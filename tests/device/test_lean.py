@@ -26,6 +26,7 @@ from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.local import fit_lowbit_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, functions, to_lowbit
 from fedqssl.lowbit.container import frame as container_frame
+from fedqssl.models import contrast
 from fedqssl.models.features import FEATURES, feature_dim, features_of
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import MODELS, build_model
@@ -198,6 +199,17 @@ def test_arrays_become_the_same_pixels(shape, channels):
     got = lean_pictures.one_picture(array, "it", 32, channels).astype(int)
     assert got.shape == want.shape and np.abs(got - want).max() <= 1  # halves may be rounded to either side
     assert (got != want).mean() < 0.002
+
+
+def test_contrast_is_stretched_as_with_torch():
+    images = torch.cat([pictures(20), pictures(4) // 40 + 100, torch.zeros(1, 3, 32, 32, dtype=torch.uint8)])
+    want = contrast.stretched(images).numpy().astype(int)
+    got = lean_pictures.stretched(images.numpy().transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2).astype(int)
+    assert np.abs(got - want).max() <= 1 and (got != want).mean() < 0.001  # halves may be rounded to either side
+    assert (contrast.SPREAD, contrast.LEAST) == (lean_pictures.SPREAD, lean_pictures.LEAST)
+    with_torch, without = both(_with_manifest(contrast="stretch"))
+    dim = images // 3
+    assert (with_torch.logits(dim).argmax(1).numpy() == without.logits(dim.numpy()).argmax(1)).all()
 
 
 def _refused(data: bytes) -> str:

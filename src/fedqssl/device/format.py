@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedqssl.device.framing import HEADER, DeviceFileError, framed, parts, separated
+from fedqssl.models.contrast import Contrast
 from fedqssl.models.features import Features
 
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -32,6 +33,7 @@ class Manifest(BaseModel):
         bits: of weights and activations.
         scale: features are divided by it before the classifier.
         features: what the classifier sees of the network (``fedqssl.models.features``).
+        contrast: what happens to an image first (``fedqssl.models.contrast``).
         feature_dim: length of a feature vector.
         class_names: by label.
         protocol: of the run that produced it.
@@ -52,6 +54,7 @@ class Manifest(BaseModel):
     bits: Annotated[int, Field(ge=1, le=32)]
     scale: Annotated[float, Field(gt=0)] = 1.0
     features: Features = "pooled"
+    contrast: Contrast = "as_is"
     feature_dim: Count
     class_names: list[Text]
     protocol: Text
@@ -75,8 +78,9 @@ class Manifest(BaseModel):
 def encode(manifest: Manifest, extractor: bytes, classifier: bytes) -> bytes:
     """The bytes of a device file; equal parts give equal bytes."""
     values = manifest.model_dump()
-    if manifest.features == "pooled":  # as in files from before the key
-        del values["features"]
+    for key in ("features", "contrast"):
+        if values[key] == Manifest.model_fields[key].default:  # as in files from before the key
+            del values[key]
     text = json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
     return framed(text, extractor + classifier)
 

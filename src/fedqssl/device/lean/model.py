@@ -12,7 +12,7 @@ import numpy as np
 from fedqssl.device.framing import DeviceFileError, read_file
 from fedqssl.device.lean.layers import Kernels, Linear
 from fedqssl.device.lean.networks import NETWORKS, Network, features
-from fedqssl.device.lean.pictures import one_picture
+from fedqssl.device.lean.pictures import one_picture, stretched
 from fedqssl.device.lean.tensors import NEEDS_TORCH, Array, Container, LeanManifest, decode
 from fedqssl.device.prediction import Prediction, named, several
 
@@ -52,6 +52,8 @@ class LeanModel:
         return np.concatenate([self._answer(np.ascontiguousarray(part)) for part in rows])
 
     def _answer(self, pixels: Array) -> Array:
+        if self.manifest.contrast == "stretch":
+            pixels = stretched(pixels)
         found = features(self._network, pixels, "pooled" if self.manifest.supervised else self.manifest.features)
         return self._classifier(found if self.manifest.supervised else found / np.float32(self.manifest.scale))
 

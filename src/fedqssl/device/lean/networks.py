@@ -16,7 +16,7 @@ from fedqssl.device.lean.tensors import Array, Container
 
 Layer = Callable[[Activation], Activation]
 
-FEATURE_PARTS = {"grid2": ((0, 2),), "stages": ((0, 1), (2, 4))}
+FEATURE_PARTS = {"grid2": ((0, 2),), "stages": ((0, 1), (2, 4)), "pyramid": ((0, 1), (2, 4), (2, 8))}
 """Parts of the features: a stage counted from the end, averaged over a grid of so many cells a side."""
 
 

@@ -11,6 +11,8 @@ from fedqssl.data.errors import DataError
 from fedqssl.data.pixels import decode
 from fedqssl.device.lean.tensors import Array
 
+SPREAD, LEAST = 0.2, 4 / 255
+"""As in ``fedqssl.models.contrast``."""
 _LUMA = np.array([19595, 38470, 7471], np.int64)
 """ITU-R 601's integer weights, like pillow's."""
 
@@ -39,6 +41,16 @@ def resized(image: Array, size: int) -> Array:
     across = np.einsum("jw,hwc->hjc", shares, square, optimize=True)
     values = np.einsum("ih,hjc->ijc", shares, across, optimize=True)
     found: Array = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    return found
+
+
+def stretched(pixels: Array) -> Array:
+    """uint8 images (N, H, W, C) with the mean and spread of :class:`fedqssl.models.contrast.Stretch`, again in uint8."""
+    x = pixels.astype(np.float32) / np.float32(255)
+    mean = x.mean((1, 2, 3), dtype=np.float64, keepdims=True).astype(np.float32)
+    std = np.sqrt(np.square(x - mean).mean((1, 2, 3), dtype=np.float64, keepdims=True)).astype(np.float32)
+    y = np.clip((x - mean) * (np.float32(SPREAD) / np.maximum(std, np.float32(LEAST))) + np.float32(0.5), 0, 1)
+    found: Array = np.rint(y * np.float32(255)).astype(np.uint8)
     return found
 
 
@@ -76,4 +88,4 @@ def one_picture(item: Any, where: str, size: int, channels: int) -> Array:
     return _from_array(item, size, channels)
 
 
-__all__ = ["one_picture", "resized", "with_channels"]
+__all__ = ["one_picture", "resized", "stretched", "with_channels"]

@@ -41,6 +41,7 @@ class LeanManifest:
     card: Mapping[str, Any]
     scale: float = 1.0
     features: str = "pooled"
+    contrast: str = "as_is"
 
     @property
     def supervised(self) -> bool:
@@ -65,7 +66,8 @@ _VALID: dict[str, Any] = {
     "objective": _text,
     "bits": _whole(1, 32),
     "scale": lambda v: type(v) in (int, float) and 0 < v < math.inf,
-    "features": lambda v: v in ("pooled", "grid2", "stages"),
+    "features": lambda v: v in ("pooled", "grid2", "stages", "pyramid"),
+    "contrast": lambda v: v in ("as_is", "stretch"),
     "feature_dim": _whole(1, 1 << 31),
     "class_names": lambda v: isinstance(v, list) and bool(v) and all(map(_text, v)),
     "protocol": _text,
@@ -74,7 +76,7 @@ _VALID: dict[str, Any] = {
     "extractor_bytes": _whole(1, 1 << 31),
     "classifier_bytes": _whole(0, 1 << 31),
 }
-_OPTIONAL = {"normalisation", "scale", "features"}
+_OPTIONAL = {"normalisation", "scale", "features", "contrast"}
 
 
 def decode(data: bytes) -> tuple[LeanManifest, bytes, bytes]:
