@@ -102,9 +102,7 @@ def check_agreement(data: bytes, monkeypatch, count: int = 30) -> None:
     if m.bits == 8:  # with torch these depend on the batch: see docs/how-to/small-devices.md
         monkeypatch.setattr(functions, "convolve", exact_convolution)
     near = 1e-4 if m.bits <= 8 else 1e-2  # above 8 bits both add floats, in orders of their own
-    np.testing.assert_allclose(
-        got, with_torch.logits(images).numpy(), rtol=1e-5, atol=near
-    )  # of thousands of features, logits of 60
+    np.testing.assert_allclose(got, with_torch.logits(images).numpy(), rtol=1e-5, atol=near)
     assert got.std() > 0.1
 
 
