@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY := PASSIVE
 # its own, by the version in constraints.txt.
 LOCK ?=
 
-.PHONY: run test test-full unit mutants lint format coverage docs site clean lock
+.PHONY: run test test-full test-arm unit mutants lint format coverage docs site clean lock
 
 run: $(STAMP)
 	$(BIN)/fedqssl run quickstart
@@ -26,6 +26,10 @@ test: lint
 
 test-full: lint
 	$(PYTEST)
+
+# The kernels on ARM, under QEMU: needs Debian's g++-aarch64-linux-gnu, g++-arm-linux-gnueabihf and qemu-user (else it skips).
+test-arm: $(STAMP)
+	$(BIN)/python -m pytest -p no:randomly tests/arm
 
 # Under a minute on two idle cores.
 unit: $(STAMP)

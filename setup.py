@@ -1,7 +1,8 @@
 """Builds the CPU kernels and names the wheel; everything else is in pyproject.toml.
 
 The kernels are a plain C-ABI library loaded with ctypes: they need a C++ compiler with OpenMP and nothing of Python or
-torch, so one wheel (py3-none-PLATFORM) serves every version of Python.
+torch, so one wheel (py3-none-PLATFORM) serves every version of Python. One library holds every variant that the CPU's family
+may run (AVX2 or portable on x86-64, NEON with or without dot products on ARM, portable elsewhere) and says which one fits.
 
 A wheel without kernels would be slow without saying so: if they do not compile, building a wheel fails, unless
 FEDQSSL_BUILD_KERNELS=0 asks for a wheel without them. An editable install falls back to the plain-torch kernels with
@@ -9,6 +10,8 @@ a warning (`fedqssl doctor` says which kernels are in use).
 """
 
 import os
+import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -53,12 +56,14 @@ def kernels():
         raise SystemExit("fedqssl: FEDQSSL_NO_KERNELS is gone; set FEDQSSL_BUILD_KERNELS=0 instead")
     if os.environ.get("FEDQSSL_BUILD_KERNELS", "1") == "0":
         return []
+    # Apple's compiler has no OpenMP: the kernels are built without, and run in one thread.
+    openmp = [] if sys.platform == "darwin" else ["-fopenmp"]
     library = Extension(
         "fedqssl.quant.kernels._native",
         sources=[f"{SOURCES}/native.cpp"],
-        depends=[f"{SOURCES}/native_{part}.h" for part in ("quantile", "norm", "bits", "step")],
-        extra_compile_args=["-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden"],
-        extra_link_args=["-fopenmp"],
+        depends=sorted(map(str, Path(SOURCES).glob("native_*.h"))),
+        extra_compile_args=["-O3", "-std=c++17", *openmp, "-ffp-contract=off", "-fvisibility=hidden"],
+        extra_link_args=openmp,
         language="c++",
     )
     return [library]

@@ -32,7 +32,7 @@ LAYERS = (
     ("lowbit",),
     ("quant",),
     ("config", "plotting"),
-    ("accelerators", "files", "header", "imported", "listen", "units", "watch_parent"),
+    ("accelerators", "files", "header", "imported", "library", "listen", "units", "watch_parent"),
 )
 """Top to bottom. A package may import from the lines below its own, and from itself."""
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 _HEAD = struct.Struct("<6sHQ32s")
 SIZE = _HEAD.size
+CONTAINER_MARK = b"FQSSL\0"
+"""First bytes of a low-bit model (:mod:`fedqssl.lowbit.container`)."""
 
 
 @dataclass(frozen=True)
@@ -54,4 +56,4 @@ class Header:
         return body
 
 
-__all__ = ["SIZE", "Header"]
+__all__ = ["CONTAINER_MARK", "SIZE", "Header"]

@@ -36,6 +36,7 @@ UNIT = (
 )
 INTEGRATION = (
     "api",
+    "arm",
     "cli",
     "compat",
     "cost/test_ledger.py::test_bytes_are_those_of_a_run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from fedqssl.api.run import Run
 
 if TYPE_CHECKING:
     from fedqssl.device import DeviceModel, Prediction
+    from fedqssl.device.lean import LeanModel
     from fedqssl.maker.probing import Probe
     from fedqssl.runs.compare import Comparison
 
@@ -129,8 +131,8 @@ def resume(
     return Run(result.folder, trust=True)
 
 
-def load(path: str | Path, *, trust: bool = False) -> DeviceModel:
-    """Load a device file.
+def load(path: str | Path, *, trust: bool = False) -> DeviceModel | LeanModel:
+    """Load a device file; where torch is not installed, with the runtime that needs numpy alone.
 
     Args:
         path: the ``.fqssl`` file, as :func:`fedqssl.export` writes it.
@@ -147,12 +149,18 @@ def load(path: str | Path, *, trust: bool = False) -> DeviceModel:
         >>> fedqssl.load(path).manifest.bits
         4
     """
+    if util.find_spec("torch") is None:
+        from fedqssl.device import lean
+
+        return lean.load(path)
     from fedqssl.device import load as load_device
 
     return load_device(path, trust=trust)
 
 
-def predict(model: str | Path | DeviceModel, images: Any, top: int = 1, *, trust: bool = False) -> list[Prediction]:
+def predict(
+    model: str | Path | DeviceModel | LeanModel, images: Any, top: int = 1, *, trust: bool = False
+) -> list[Prediction]:
     """Classify pictures with a device file.
 
     Args:
@@ -173,9 +181,8 @@ def predict(model: str | Path | DeviceModel, images: Any, top: int = 1, *, trust
         >>> len(found.top)
         3
     """
-    from fedqssl.device import DeviceModel
-
-    return (model if isinstance(model, DeviceModel) else load(model, trust=trust)).predict(images, top)
+    loaded = load(model, trust=trust) if isinstance(model, (str, Path)) else model
+    return loaded.predict(images, top)
 
 
 def export(

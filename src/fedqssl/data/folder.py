@@ -23,11 +23,8 @@ import torch
 
 from fedqssl.data.bursts import Group, burst_of, fitting
 from fedqssl.data.images import DataError, ImageSet
-from fedqssl.data.pixels import CorruptImageError, OnBad, check_on_bad, decode, warn_skipped
+from fedqssl.data.pixels import SUFFIXES, CorruptImageError, OnBad, check_on_bad, decode, warn_skipped
 
-SUFFIXES = frozenset(
-    {".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2"}
-)
 TEST_FOLDERS = ("test", "val")
 HOLDOUT = 0.2
 

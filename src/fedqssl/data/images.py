@@ -9,13 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-class DataError(ValueError):
-    """A data set that cannot be used; the message is one line and names the file and what to do."""
-
-
-class DataWarning(UserWarning):
-    """Something in a data set was skipped, as configured; the message names it."""
+from fedqssl.data.errors import DataError, DataWarning
 
 
 @dataclass(frozen=True, eq=False)

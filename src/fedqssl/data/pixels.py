@@ -11,12 +11,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedqssl.data.images import DataError, DataWarning
+from fedqssl.data.errors import DataError, DataWarning
 
 MAX_PIXELS = 64_000_000  # a larger picture is refused before it is decoded: it may be a decompression bomb
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "MPO")
 """Formats that are decoded, wherever a picture comes from; pillow knows more, some of which start other programs."""
+SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2"}
+)
+"""How the names of picture files end."""
 _SLOW = {"JPEG2000": 24, "WEBP": 2}
 """How many times longer than others a format's pixels take to decode, with Python's lock held meanwhile."""
 _BLOCK = 1 << 20
@@ -152,4 +156,13 @@ def line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-__all__ = ["FORMATS", "MAX_PIXELS", "CorruptImageError", "MissingExtraError", "OnBad", "decode", "decoding_cost"]
+__all__ = [
+    "FORMATS",
+    "MAX_PIXELS",
+    "SUFFIXES",
+    "CorruptImageError",
+    "MissingExtraError",
+    "OnBad",
+    "decode",
+    "decoding_cost",
+]

@@ -1,7 +1,6 @@
 """The device file: one model, its classifier and all that is needed to use them, versioned and checksummed.
 
-Layout: a header (:mod:`fedqssl.header`) with the mark ``b"FQDEV\\0"``; then the
-length of the manifest (uint32), the manifest (JSON), the extractor's container and the classifier's
+The layout is that of :mod:`fedqssl.device.framing`: a manifest, the extractor's container and the classifier's
 (``fedqssl.lowbit.container``: packed codes, scales, batch norm). A codebook is named, not stored: bits, scale, compander
 and reading of the weights determine it.
 """
@@ -9,36 +8,16 @@ and reading of the weights determine it.
 from __future__ import annotations
 
 import json
-import struct
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedqssl.header import Header
-from fedqssl.lowbit.container import MAGIC as CONTAINER_MAGIC
+from fedqssl.device.framing import HEADER, DeviceFileError, framed, parts, separated
 from fedqssl.models.contrast import Contrast
 from fedqssl.models.features import Features
 
-MAX_BYTES = 1 << 30
-MAX_MANIFEST = 1 << 22
-_LENGTH = struct.Struct("<I")
-
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
-
-
-class DeviceFileError(ValueError):
-    """These bytes are not a device file that can be used; the message says why."""
-
-
-HEADER = Header(
-    b"FQDEV\0",
-    1,
-    DeviceFileError,
-    "not a device file; make one with fedqssl export RUN --client NAME",
-    older="; export the model again",
-    damaged="; copy it again",
-)
 
 
 class Manifest(BaseModel):
@@ -112,8 +91,7 @@ def encode(manifest: Manifest, extractor: bytes, classifier: bytes) -> bytes:
         if values[key] == Manifest.model_fields[key].default:  # as in files from before the key
             del values[key]
     text = json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
-    rest = _LENGTH.pack(len(text)) + text + extractor + classifier
-    return HEADER.wrap(rest)
+    return framed(text, extractor + classifier)
 
 
 def decode(data: bytes) -> tuple[Manifest, bytes, bytes]:
@@ -122,28 +100,16 @@ def decode(data: bytes) -> tuple[Manifest, bytes, bytes]:
     Raises:
         DeviceFileError: one line that says why these bytes cannot be used.
     """
-    if data[:6] == CONTAINER_MAGIC:
-        raise DeviceFileError("this is a run's model without a classifier; make a device file with fedqssl export")
-    rest = HEADER.unwrap(data, MAX_BYTES)
-    if len(rest) < _LENGTH.size:
-        raise DeviceFileError("the manifest is missing; export the model again")
-    (size,) = _LENGTH.unpack_from(rest)
-    start = _LENGTH.size + size
-    if size > MAX_MANIFEST or start > len(rest):
-        raise DeviceFileError(f"a manifest of {size} bytes is impossible; export the model again")
+    text, models = separated(data)
     try:
-        manifest = Manifest.model_validate(json.loads(rest[_LENGTH.size : start]))
+        manifest = Manifest.model_validate(json.loads(text))
     except ValidationError as error:
         found = error.errors()[0]
         where = ".".join(map(str, found["loc"])) or "the manifest"
         raise DeviceFileError(f"{where} in the manifest is not valid: {found['msg']}") from error
     except (ValueError, RecursionError) as error:
         raise DeviceFileError("the manifest cannot be read; export the model again") from error
-    parts = manifest.extractor_bytes + manifest.classifier_bytes
-    if start + parts != len(rest):
-        raise DeviceFileError(f"the manifest announces {parts} bytes of models, but {len(rest) - start} follow it")
-    middle = start + manifest.extractor_bytes
-    return manifest, rest[start:middle], rest[middle:]
+    return manifest, *parts(models, manifest.extractor_bytes, manifest.classifier_bytes)
 
 
-__all__ = ["DeviceFileError", "Manifest", "decode", "encode"]
+__all__ = ["HEADER", "DeviceFileError", "Manifest", "decode", "encode"]

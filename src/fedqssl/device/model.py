@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedqssl.device.card import markdown
-from fedqssl.device.format import MAX_BYTES, DeviceFileError, Manifest, decode, encode
-from fedqssl.device.pictures import batches, find_pictures
+from fedqssl.device.format import DeviceFileError, Manifest, decode, encode
+from fedqssl.device.framing import read_file
+from fedqssl.device.pictures import batches
+from fedqssl.device.prediction import Prediction, named, several
 from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, keep_ready, load_bytes, to_bytes, to_lowbit
@@ -22,16 +24,6 @@ from fedqssl.models.features import feature_dim, features_of
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import MODELS, build_model
 from fedqssl.ssl.objectives import get_objective
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The answer for one image: the likeliest class, the ``top`` classes with their probabilities, and the file it came from."""
-
-    name: str
-    probability: float
-    top: tuple[tuple[str, float], ...]
-    file: str | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,7 +70,7 @@ class DeviceModel:
                 yield item
 
         found: list[Prediction] = []
-        for batch in batches(noted(_several(images)), self.manifest.size, self.manifest.channels, batch_size):
+        for batch in batches(noted(several(images)), self.manifest.size, self.manifest.channels, batch_size):
             found += self.answers(self.probabilities(batch), top)
         return [replace(answer, file=file) for answer, file in zip(found, files, strict=True)]
 
@@ -90,9 +82,7 @@ class DeviceModel:
         """Name the largest probabilities of each row."""
         values, places = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
         names = self.manifest.class_names
-        rows = zip(values.tolist(), places.tolist(), strict=True)
-        found = [tuple((names[k], p) for p, k in zip(row, at, strict=True)) for row, at in rows]
-        return [Prediction(best[0][0], best[0][1], best) for best in found]
+        return named(values.tolist(), places.tolist(), names)
 
     def to_bytes(self) -> bytes:
         """The device file; the same model gives the same bytes."""
@@ -104,15 +94,6 @@ class DeviceModel:
             return markdown(self.manifest, len(self.to_bytes()))
         except (KeyError, TypeError, ValueError) as error:
             raise DeviceFileError(f"the model card of this file cannot be written: {error!r} is missing") from error
-
-
-def _several(images: Any) -> Iterable[Any]:
-    if isinstance(images, (str, Path)):
-        return find_pictures([Path(images)])
-    single = isinstance(images, (bytes, bytearray)) or hasattr(images, "convert")
-    if single or (hasattr(images, "ndim") and images.ndim < 4):
-        return [images]
-    return images  # type: ignore[no-any-return]
 
 
 def pack_device(values: dict[str, Any], extractor: fx.GraphModule, classifier: LowBitClassifier | None) -> bytes:
@@ -202,11 +183,7 @@ def load(path: str | Path, *, trust: bool = False) -> DeviceModel:
     """
     path = Path(path)
     try:
-        if not path.is_file():
-            raise DeviceFileError("no such file; make one with fedqssl export RUN --client NAME --out FILE")
-        if path.stat().st_size > MAX_BYTES:
-            raise DeviceFileError(f"{path.stat().st_size:,} bytes are more than the {MAX_BYTES:,} allowed")
-        return from_bytes(path.read_bytes(), trust)
+        return from_bytes(read_file(path), trust)
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise DeviceFileError(f"{path}: {' '.join(str(error).split())}") from error
 

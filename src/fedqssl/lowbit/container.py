@@ -16,13 +16,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedqssl.header import Header
+from fedqssl.header import CONTAINER_MARK, Header
 from fedqssl.lowbit.policy import Entry, fingerprint, state_of
 from fedqssl.lowbit.precision import LowBitOptions, Precision
 from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant.packing import packed_size
 
-MAGIC = b"FQSSL\0"
+MAGIC = CONTAINER_MARK
 VERSION = 1
 MAX_BYTES = 1 << 30
 MAX_DESCRIPTION = 1 << 20

@@ -1,4 +1,4 @@
-"""Kernels behind the quantizers and layers: compiled for CPUs, Triton's for GPUs, plain torch everywhere else.
+"""Kernels behind the quantizers and layers: compiled for CPUs (AVX2, NEON, any other), Triton's for GPUs, else plain torch.
 
 The backend is chosen by the tensors' device. ``FEDQSSL_KERNELS=torch`` (or :func:`use`) turns all but plain torch off; ``native``
 and ``triton`` are errors where those cannot be used. All backends offer the same functions and agree bit for bit on quantizers

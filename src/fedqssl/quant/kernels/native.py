@@ -6,120 +6,42 @@ torch is imported first on purpose: the library then shares torch's OpenMP runti
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_double, c_float, c_int, c_int64, c_void_p
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedqssl import library
 from fedqssl.quant.kernels.reference import code_dtype
 from fedqssl.quant.kernels.types import Coefficients, Hat, KeyTable, Norm, NormAct, NormActResult, extra_bits
 
 NAME = "native"
-_ABI = 3
 _KEYS = 1 << 16
 
 
-class _NormActArgs(ctypes.Structure):
-    _fields_ = (
-        ("y", c_void_p),
-        ("rows", c_int64),
-        ("channels", c_int64),
-        ("hat_mul", c_void_p),
-        ("hat_add", c_void_p),
-        ("mul", c_void_p),
-        ("add", c_void_p),
-        ("res_codes", c_void_p),
-        ("res_values", c_void_p),
-        ("res_step", c_float),
-        ("bits", c_int),
-        ("scale", c_float),
-        ("step", c_float),
-        ("hat_bits", c_int),
-        ("hat_step", c_float),
-        ("codes8", c_void_p),
-        ("packed", c_void_p),
-        ("mask", c_void_p),
-        ("hat_packed", c_void_p),
-        ("values", c_void_p),
-        ("threads", c_int),
-    )
+_LIBRARY, REASON = library.load()
 
 
-_BIT_CONV_SIZES = ("N", "H", "W", "C", "O", "KH", "KW", "OH", "OW")
-_BIT_CONV_STEPS = ("stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w")
-
-
-class _BitConvArgs(ctypes.Structure):
-    _fields_ = (
-        ("x", c_void_p),
-        ("w", c_void_p),
-        ("out", c_void_p),
-        *((name, c_int64) for name in _BIT_CONV_SIZES + _BIT_CONV_STEPS),
-        ("m", c_int),
-        ("k", c_int),
-        ("scale", c_float),
-        ("threads", c_int),
-    )
-
-
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "fq_pack": (None, (c_void_p, c_int64, c_int, c_void_p, c_int)),
-    "fq_unpack": (None, (c_void_p, c_int64, c_int, c_void_p, c_int)),
-    "fq_quantize_pack": (None, (c_void_p, c_int64, c_int, c_float, c_void_p, c_int)),
-    "fq_unpack_affine": (None, (c_void_p, c_int64, c_int, c_float, c_float, c_void_p, c_int)),
-    "fq_unpack_table": (None, (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int)),
-    "fq_key_histogram": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
-    "fq_quantile_table": (
-        c_int,
-        (c_void_p, c_int64, c_int, c_int, c_float, c_float, c_void_p, c_void_p, c_void_p),
-    ),
-    "fq_table_apply": (None, (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int)),
-    "fq_code_apply": (None, (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int)),
-    "fq_norm_stats": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int)),
-    "fq_norm_act": (None, (c_void_p,)),
-    "fq_norm_backward_sums": (
-        None,
-        (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int, c_float, c_void_p, c_void_p, c_void_p, c_int),
-    ),
-    "fq_norm_backward_apply": (
-        None,
-        (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int, c_float, *[c_void_p] * 6, c_int),
-    ),
-    "fq_bit_dot": (c_int64, (c_void_p, c_void_p, c_int64, c_int, c_int)),
-    "fq_bit_conv2d": (None, (c_void_p,)),
-    "fq_step_target": (
-        None,
-        (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int, c_void_p, c_double, c_void_p, c_int),
-    ),
-    "fq_round_pack": (None, (c_void_p, c_int64, c_int, c_double, c_double, c_void_p, c_void_p, c_int)),
-}
-
-
-def _load() -> tuple[ctypes.CDLL | None, str]:
-    here = Path(__file__).parent
-    # Older builds have the ABI tag of Python in their name; they come last, so that they never hide a new build.
-    found = [*here.glob("_native.so"), *sorted(here.glob("_native.*.so"))]
-    if not found:
-        return None, "not built (no C++ compiler at install time?)"
+@contextmanager
+def use_variant(variant: str) -> Iterator[None]:
+    """Compute with another variant that this CPU runs, for a block of code: for tests and comparisons."""
+    global _LIBRARY, REASON
+    found, reason = library.load(variant)
+    if found is None:
+        raise ValueError(f"the kernels {variant!r} cannot be used: {reason}")
+    before = _LIBRARY, REASON
+    _LIBRARY, REASON = found, reason
     try:
-        library = ctypes.CDLL(str(found[0]))
-    except OSError as error:
-        return None, f"does not load: {error}"
-    if library.fq_abi_version() != _ABI:
-        return None, "built from another version; reinstall fedqssl"
-    if not library.fq_supported():
-        return None, "this CPU has no AVX2 and BMI2"
-    if not all(hasattr(library, name) for name in _SIGNATURES):
-        return None, "built from another version; reinstall fedqssl"
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library, "avx2"
+        yield
+    finally:
+        _LIBRARY, REASON = before
 
 
-_LIBRARY, REASON = _load()
+def variants() -> tuple[str, ...]:
+    """What this CPU runs, best first; empty without compiled kernels."""
+    return () if _LIBRARY is None else _LIBRARY.variants
 
 
 def available() -> bool:
@@ -128,7 +50,8 @@ def available() -> bool:
 
 
 def _call(name: str, *arguments: Any) -> Any:
-    return getattr(_LIBRARY, name)(*arguments)
+    assert _LIBRARY is not None
+    return _LIBRARY.functions[name](*arguments)
 
 
 def _ptr(x: Tensor | None) -> int | None:
@@ -147,28 +70,28 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """See :func:`.reference.pack`."""
     codes = codes.to(code_dtype(bits)).contiguous()
     out = torch.empty((codes.numel() * bits + 7) // 8, dtype=torch.uint8)
-    _call("fq_pack", codes.data_ptr(), codes.numel(), bits, out.data_ptr(), _threads())
+    _call("pack", codes.data_ptr(), codes.numel(), bits, out.data_ptr(), _threads())
     return out
 
 
 def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
     """See :func:`.reference.unpack`."""
     out = torch.empty(n, dtype=code_dtype(bits))
-    _call("fq_unpack", packed.data_ptr(), n, bits, out.data_ptr(), _threads())
+    _call("unpack", packed.data_ptr(), n, bits, out.data_ptr(), _threads())
     return out
 
 
 def quantize_pack(x: Tensor, bits: int, mul: float) -> Tensor:
     """See :func:`.reference.quantize_pack`."""
     out = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8)
-    _call("fq_quantize_pack", x.data_ptr(), x.numel(), bits, mul, out.data_ptr(), _threads())
+    _call("quantize_pack", x.data_ptr(), x.numel(), bits, mul, out.data_ptr(), _threads())
     return out
 
 
 def unpack_affine(packed: Tensor, bits: int, n: int, mul: float, add: float, out: Tensor | None = None) -> Tensor:
     """See :func:`.reference.unpack_affine`."""
     out = _floats(n) if out is None else out
-    _call("fq_unpack_affine", packed.data_ptr(), n, bits, mul, add, out.data_ptr(), _threads())
+    _call("unpack_affine", packed.data_ptr(), n, bits, mul, add, out.data_ptr(), _threads())
     return out
 
 
@@ -176,14 +99,14 @@ def unpack_table(packed: Tensor, bits: int, n: int, table: Tensor) -> Tensor:
     """See :func:`.reference.unpack_table`."""
     out = _floats(n)
     table = table.contiguous()
-    _call("fq_unpack_table", packed.data_ptr(), n, bits, table.data_ptr(), out.data_ptr(), _threads())
+    _call("unpack_table", packed.data_ptr(), n, bits, table.data_ptr(), out.data_ptr(), _threads())
     return out
 
 
 def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
     """See :func:`.reference.key_histogram`."""
     hist, extent = torch.empty(_KEYS, dtype=torch.int32), _floats(2)
-    _call("fq_key_histogram", x.data_ptr(), x.numel(), hist.data_ptr(), extent.data_ptr(), _threads())
+    _call("key_histogram", x.data_ptr(), x.numel(), hist.data_ptr(), extent.data_ptr(), _threads())
     return hist, float(extent[0]), float(extent[1])
 
 
@@ -193,7 +116,7 @@ def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> 
     centres, values = _floats(2**bits), _floats(_KEYS << extra)
     codes = torch.empty(_KEYS << extra, dtype=torch.uint16)
     pointers = centres.data_ptr(), values.data_ptr(), codes.data_ptr()
-    bad = _call("fq_quantile_table", hist.data_ptr(), n, bits, extra, low, high, *pointers)
+    bad = _call("quantile_table", hist.data_ptr(), n, bits, extra, low, high, *pointers)
     return None if bad else KeyTable(centres, values, codes, extra)
 
 
@@ -201,14 +124,14 @@ def table_apply(x: Tensor, table: KeyTable, out: Tensor | None = None) -> Tensor
     """See :func:`.reference.table_apply`; ``out`` may be x."""
     out = torch.empty_like(x) if out is None else out
     pointers = table.values.data_ptr(), out.data_ptr()
-    _call("fq_table_apply", x.data_ptr(), x.numel(), table.extra, *pointers, _threads())
+    _call("table_apply", x.data_ptr(), x.numel(), table.extra, *pointers, _threads())
     return out
 
 
 def code_apply(x: Tensor, table: KeyTable) -> Tensor:
     """See :func:`.reference.code_apply`."""
     out = torch.empty(x.numel(), dtype=torch.uint16)
-    _call("fq_code_apply", x.data_ptr(), x.numel(), table.extra, table.codes.data_ptr(), out.data_ptr(), _threads())
+    _call("code_apply", x.data_ptr(), x.numel(), table.extra, table.codes.data_ptr(), out.data_ptr(), _threads())
     return out
 
 
@@ -216,7 +139,7 @@ def norm_stats(y: Tensor) -> tuple[Tensor, Tensor]:
     """See :func:`.reference.norm_stats`."""
     rows, channels = y.shape
     sums, squares = torch.empty(channels, dtype=torch.float64), torch.empty(channels, dtype=torch.float64)
-    _call("fq_norm_stats", y.data_ptr(), rows, channels, sums.data_ptr(), squares.data_ptr(), _threads())
+    _call("norm_stats", y.data_ptr(), rows, channels, sums.data_ptr(), squares.data_ptr(), _threads())
     mean = sums / rows
     return mean + y[0].double(), (squares / rows - mean.square()).clamp_(min=0)
 
@@ -242,7 +165,7 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
         hat=packed(act.hat_bits, act.save),
     )
     coefficients = [norm.hat_mul, norm.hat_add, norm.mul, norm.add]
-    arguments = _NormActArgs(
+    arguments = library.NormActArgs(
         y.data_ptr(),
         rows,
         channels,
@@ -258,7 +181,7 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
         *map(_ptr, (result.codes, result.packed, result.mask, result.hat, result.values)),
         _threads(),
     )
-    _call("fq_norm_act", ctypes.byref(arguments))
+    _call("norm_act", ctypes.byref(arguments))
     return result
 
 
@@ -268,7 +191,7 @@ def norm_backward_sums(g: Tensor, mask: Tensor | None, hat: Hat, out: Tensor | N
     sums = torch.empty(2, channels, dtype=torch.float64)
     kept = hat[1:] if hat.packed is not None else (0, 0.0)
     pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat.packed)
-    _call("fq_norm_backward_sums", *pointers, *kept, _ptr(out), *map(_ptr, sums), _threads())
+    _call("norm_backward_sums", *pointers, *kept, _ptr(out), *map(_ptr, sums), _threads())
     return sums[0], sums[1]
 
 
@@ -283,7 +206,7 @@ def norm_backward_apply(
     kept = hat[1:] if hat.packed is not None else (0, 0.0)
     pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat.packed)
     outputs = *map(_ptr, coefficients), out.data_ptr(), _ptr(hist), extent.data_ptr()
-    _call("fq_norm_backward_apply", *pointers, *kept, *outputs, _threads())
+    _call("norm_backward_apply", *pointers, *kept, *outputs, _threads())
     if hist is None or quantile_bits is None:
         return bool(torch.isfinite(out).all())
     table = quantile_table(hist, out.numel(), quantile_bits, float(extent[0]), float(extent[1]))
@@ -294,14 +217,16 @@ def norm_backward_apply(
 
 def bit_dot(x: Tensor, y: Tensor, x_bits: int, y_bits: int) -> int:
     """``sum_i x_i y_i`` by AND and bit count over bit planes (Sec. 1.1)."""
-    return int(_call("fq_bit_dot", x.data_ptr(), y.data_ptr(), x.numel(), x_bits, y_bits))
+    return int(_call("bit_dot", x.data_ptr(), y.data_ptr(), x.numel(), x_bits, y_bits))
 
 
 def bit_conv2d(x: Tensor, w: Tensor, out: Tensor, steps: tuple[int, ...], bits: tuple[int, int], scale: float) -> None:
     """Bit convolution of (N, H, W, C) codes with (O, KH, KW, C) codes into (N, OH, OW, O) floats."""
     sizes = *x.shape, *w.shape[:3], *out.shape[1:3]
-    arguments = _BitConvArgs(x.data_ptr(), w.data_ptr(), out.data_ptr(), *sizes, *steps, *bits, scale, _threads())
-    _call("fq_bit_conv2d", ctypes.byref(arguments))
+    arguments = library.BitConvArgs(
+        x.data_ptr(), w.data_ptr(), out.data_ptr(), *sizes, *steps, *bits, scale, _threads()
+    )
+    _call("bit_conv2d", ctypes.byref(arguments))
 
 
 def step_target(
@@ -312,7 +237,7 @@ def step_target(
     out = torch.empty(n, dtype=torch.float64)
     weight = packed.data_ptr(), n, bits, table.data_ptr()
     moves = gradient.data_ptr(), gradient_bits, centres.data_ptr(), rate
-    _call("fq_step_target", *weight, *moves, out.data_ptr(), _threads())
+    _call("step_target", *weight, *moves, out.data_ptr(), _threads())
     return out
 
 
@@ -321,5 +246,5 @@ def round_pack(y: Tensor, bits: int, scale: float, snap: float, uniform: Tensor 
     y = y.contiguous()
     out = torch.empty((y.numel() * bits + 7) // 8, dtype=torch.uint8)
     pointers = _ptr(uniform), out.data_ptr()
-    _call("fq_round_pack", y.data_ptr(), y.numel(), bits, scale, snap, *pointers, _threads())
+    _call("round_pack", y.data_ptr(), y.numel(), bits, scale, snap, *pointers, _threads())
     return out

@@ -4,20 +4,19 @@ namespace {
 
 // Bit plane `plane` of `channels` codes, 8 per byte.
 inline void plane_bytes(const uint8_t* codes, int64_t channels, int plane, uint8_t* out) {
-    const uint64_t bit = 0x0101010101010101ull << plane;
     int64_t c = 0;
-    for (; c + 8 <= channels; c += 8) out[c / 8] = static_cast<uint8_t>(_pext_u64(load64(codes + c), bit));
+    for (; c + 8 <= channels; c += 8) out[c / 8] = plane_byte(load64(codes + c), plane);
     if (c < channels) {
         uint64_t v = 0;
         std::memcpy(&v, codes + c, channels - c);
-        out[c / 8] = static_cast<uint8_t>(_pext_u64(v, bit));
+        out[c / 8] = plane_byte(v, plane);
     }
 }
 
 }  // namespace
 
 // sum_k x[k] * y[k] for codes of m and k bits (both at most 8).
-FQ_API int64_t fq_bit_dot(const uint8_t* x, const uint8_t* y, int64_t n, int m, int k) {
+FQ_API int64_t FQ_NAME(bit_dot)(const uint8_t* x, const uint8_t* y, int64_t n, int m, int k) {
     int64_t total = 0;
     for (int64_t c = 0; c < n; c += 64) {
         uint8_t a[8][8] = {{0}}, b[8][8] = {{0}};
@@ -26,10 +25,8 @@ FQ_API int64_t fq_bit_dot(const uint8_t* x, const uint8_t* y, int64_t n, int m, 
         for (int j = 0; j < k; ++j) plane_bytes(y + c, count, j, b[j]);
         for (int i = 0; i < m; ++i)
             for (int j = 0; j < k; ++j) {
-                uint64_t u, v;
-                std::memcpy(&u, a[i], 8);
-                std::memcpy(&v, b[j], 8);
-                total += static_cast<int64_t>(_mm_popcnt_u64(u & v)) << (i + j);
+                const uint64_t u = load64(a[i]), v = load64(b[j]);
+                total += and_ones(&u, &v, 1) << (i + j);
             }
     }
     return total;
@@ -71,10 +68,7 @@ inline void bit_window(const BitConvArgs& p, const uint8_t* plane, int64_t cb, i
 
 template <int kWords>  // 0: any number
 inline int64_t and_count(const uint64_t* x, const uint64_t* y, int64_t words) {
-    int64_t ones = 0;
-    const int64_t n = kWords ? kWords : words;
-    for (int64_t q = 0; q < n; ++q) ones += _mm_popcnt_u64(x[q] & y[q]);
-    return ones;
+    return and_ones(x, y, kWords ? kWords : words);
 }
 
 template <int kWords>
@@ -118,7 +112,7 @@ void bit_image(const BitConvArgs& p, int64_t n, const uint64_t* weight, int64_t 
 
 }  // namespace
 
-FQ_API void fq_bit_conv2d(const BitConvArgs* args) {
+FQ_API void FQ_NAME(bit_conv2d)(const BitConvArgs* args) {
     const BitConvArgs& p = *args;
     const int64_t cb = (p.C + 7) / 8, taps = p.KH * p.KW, words = (taps * cb + 7) / 8;
     std::vector<uint64_t> weight(p.O * p.k * words, 0);

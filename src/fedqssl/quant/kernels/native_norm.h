@@ -62,7 +62,7 @@ inline Scratch& scratch(int64_t channels) {
 }  // namespace
 
 // Per channel: sum of (y - shift) and of (y - shift)^2, shift = the first row (it keeps the variance exact).
-FQ_API void fq_norm_stats(const float* y, int64_t rows, int64_t channels, double* sum, double* squares, int threads) {
+FQ_API void FQ_NAME(norm_stats)(const float* y, int64_t rows, int64_t channels, double* sum, double* squares, int threads) {
     std::vector<double> partial(2 * channels * group_count(rows, channels), 0.0);
     for_blocks(rows, channels, threads, [&](int64_t g, int64_t r0, int64_t r1) {
         Scratch& t = scratch(channels);
@@ -70,15 +70,15 @@ FQ_API void fq_norm_stats(const float* y, int64_t rows, int64_t channels, double
         std::memset(t.b.data(), 0, channels * 4);
         int64_t c = 0;
         for (; c + 8 <= channels; c += 8) {
-            __m256 s1 = _mm256_setzero_ps(), s2 = s1;
-            const __m256 shift = _mm256_loadu_ps(y + c);
+            F8 s1 = splat(0.0f), s2 = s1;
+            const F8 shift = load(y + c);
             for (int64_t r = r0; r < r1; ++r) {
-                const __m256 v = _mm256_sub_ps(_mm256_loadu_ps(y + r * channels + c), shift);
-                s1 = _mm256_add_ps(s1, v);
-                s2 = _mm256_add_ps(s2, _mm256_mul_ps(v, v));
+                const F8 v = sub(load(y + r * channels + c), shift);
+                s1 = add(s1, v);
+                s2 = add(s2, mul(v, v));
             }
-            _mm256_storeu_ps(t.a.data() + c, s1);
-            _mm256_storeu_ps(t.b.data() + c, s2);
+            store(t.a.data() + c, s1);
+            store(t.b.data() + c, s2);
         }
         for (; c < channels; ++c)
             for (int64_t r = r0; r < r1; ++r) {
@@ -112,45 +112,43 @@ namespace {
 
 // Constants of one call in registers. By value on purpose: code stores are byte stores, which may alias anything in memory.
 struct NormActConstants {
-    __m256 scale, step, top, hat_inverse, hat_half, hat_top, res_step;
+    F8 scale, step, top, hat_inverse, hat_half, hat_top, res_step;
     bool has_hat, has_act, has_values;
     explicit NormActConstants(const NormActArgs& p)
-        : scale(_mm256_set1_ps(p.scale)),
-          step(_mm256_set1_ps(p.step)),
-          top(_mm256_set1_ps(static_cast<float>((1 << p.bits) - 1))),
-          hat_inverse(_mm256_set1_ps(1.0f / p.hat_step)),
-          hat_half(_mm256_set1_ps(static_cast<float>((1 << p.hat_bits) - 1) * 0.5f)),
-          hat_top(_mm256_set1_ps(static_cast<float>((1 << p.hat_bits) - 1))),
-          res_step(_mm256_set1_ps(p.res_step)),
+        : scale(splat(p.scale)),
+          step(splat(p.step)),
+          top(splat(static_cast<float>((1 << p.bits) - 1))),
+          hat_inverse(splat(1.0f / p.hat_step)),
+          hat_half(splat(static_cast<float>((1 << p.hat_bits) - 1) * 0.5f)),
+          hat_top(splat(static_cast<float>((1 << p.hat_bits) - 1))),
+          res_step(splat(p.res_step)),
           has_hat(p.hat_bits > 0),
           has_act(p.bits > 0),
           has_values(p.values != nullptr) {}
 };
 
 struct Affine {  // of 8 channels
-    __m256 hat_mul, hat_add, mul, add;
+    F8 hat_mul, hat_add, mul, add;
     Affine(const float* hm, const float* ha, const float* m, const float* a)
-        : hat_mul(_mm256_loadu_ps(hm)), hat_add(_mm256_loadu_ps(ha)), mul(_mm256_loadu_ps(m)), add(_mm256_loadu_ps(a)) {}
+        : hat_mul(load(hm)), hat_add(load(ha)), mul(load(m)), add(load(a)) {}
 };
 
 // One group of 8 channels of one row; odd channel counts go through padded copies so that both paths round alike.
 template <class Code>
-__attribute__((always_inline)) inline void norm_act_8(const NormActConstants& k, __m256 y, const Affine& f, __m256 res,
-                                                      bool has_res, Code* code, uint8_t* hat, uint8_t* mask, float* value) {
-    const __m256 x = _mm256_add_ps(_mm256_mul_ps(y, f.hat_mul), f.hat_add);
-    __m256 z = _mm256_add_ps(_mm256_mul_ps(x, f.mul), f.add);
-    if (has_res) z = _mm256_add_ps(z, res);
-    if (k.has_hat) store_codes(hat, clamp_round(_mm256_add_ps(_mm256_mul_ps(x, k.hat_inverse), k.hat_half), k.hat_top));
+FQ_INLINE void norm_act_8(const NormActConstants& k, F8 y, const Affine& f, F8 res, bool has_res, Code* code, uint8_t* hat,
+                          uint8_t* mask, float* value) {
+    const F8 x = add(mul(y, f.hat_mul), f.hat_add);
+    F8 z = add(mul(x, f.mul), f.add);
+    if (has_res) z = add(z, res);
+    if (k.has_hat) store_codes(hat, codes_of(add(mul(x, k.hat_inverse), k.hat_half), k.hat_top));
     if (k.has_act) {
-        const __m256 t = _mm256_mul_ps(z, k.scale);
-        const __m256 inside =
-            _mm256_and_ps(_mm256_cmp_ps(t, _mm256_setzero_ps(), _CMP_GT_OQ), _mm256_cmp_ps(t, k.top, _CMP_LT_OQ));
-        *mask = static_cast<uint8_t>(_mm256_movemask_ps(inside));
-        const __m256i c = clamp_round(t, k.top);
+        const F8 t = mul(z, k.scale);
+        *mask = inside(t, k.top);
+        const I8 c = codes_of(t, k.top);
         store_codes(code, c);
-        if (k.has_values) _mm256_storeu_ps(value, _mm256_mul_ps(_mm256_cvtepi32_ps(c), k.step));
+        if (k.has_values) store(value, mul(floats_of(c), k.step));
     } else {
-        _mm256_storeu_ps(value, z);
+        store(value, z);
     }
 }
 
@@ -170,7 +168,7 @@ void norm_act_odd(const NormActArgs& p, int64_t i0, int64_t n, Code* code, uint8
             if (p.res_codes) res[k] = float(p.res_codes[i]) * p.res_step;
             else if (p.res_values) res[k] = p.res_values[i];
         }
-        norm_act_8<Code>(k8, _mm256_loadu_ps(y), Affine(hm, ha, m, a), _mm256_loadu_ps(res), has_res, c8, h8, &mask, value);
+        norm_act_8<Code>(k8, load(y), Affine(hm, ha, m, a), load(res), has_res, c8, h8, &mask, value);
         if (p.bits) std::memcpy(code + j, c8, sizeof(Code) * count);
         if (p.hat_bits) std::memcpy(hat + j, h8, count);
         mask_bits[j / 8] = count == 8 ? mask : mask & ((1 << count) - 1);
@@ -192,10 +190,10 @@ void norm_act_columns(const NormActArgs& p, int64_t r0, int64_t r1, Code* code, 
     for (int64_t c = 0; c < C; c += 8) {
         const Affine f(p.hat_mul + c, p.hat_add + c, p.mul + c, p.add + c);
         for (int64_t r = 0, j = c; r < rows; ++r, j += C) {
-            __m256 res = _mm256_setzero_ps();
-            if (kResidual == kCodes) res = _mm256_mul_ps(load_codes(res_codes + j), k.res_step);
-            if (kResidual == kFloats) res = _mm256_loadu_ps(res_values + j);
-            norm_act_8<Code>(k, _mm256_loadu_ps(y + j), f, res, kResidual != kNone, code + j, hat + j, mask + j / 8,
+            F8 res = splat(0.0f);
+            if (kResidual == kCodes) res = mul(load_codes(res_codes + j), k.res_step);
+            if (kResidual == kFloats) res = load(res_values + j);
+            norm_act_8<Code>(k, load(y + j), f, res, kResidual != kNone, code + j, hat + j, mask + j / 8,
                              values + j);
         }
     }
@@ -220,7 +218,7 @@ void norm_act_block(const NormActArgs& p, int64_t r0, int64_t r1, Code* code) {
 
 }  // namespace
 
-FQ_API void fq_norm_act(const NormActArgs* args) {
+FQ_API void FQ_NAME(norm_act)(const NormActArgs* args) {
     const NormActArgs& p = *args;
     for_blocks(p.rows, p.channels, p.threads, [&](int64_t, int64_t r0, int64_t r1) {
         Scratch& t = scratch(p.channels);
@@ -231,12 +229,7 @@ FQ_API void fq_norm_act(const NormActArgs* args) {
 
 namespace {
 
-inline __m256 masked(__m256 g, const uint8_t* mask, int64_t i) {  // i a multiple of 8
-    if (!mask) return g;
-    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-    const __m256i on = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(mask[i / 8]), bit), bit);
-    return _mm256_and_ps(g, _mm256_castsi256_ps(on));
-}
+FQ_INLINE F8 masked(F8 g, const uint8_t* mask, int64_t i) { return mask ? kept(g, mask[i / 8]) : g; }  // i a multiple of 8
 
 inline float masked1(float g, const uint8_t* mask, int64_t i) {
     return !mask || (mask[i / 8] >> (i % 8) & 1) ? g : 0.0f;
@@ -252,11 +245,11 @@ inline const uint8_t* hat_codes(const uint8_t* hat_packed, int hat_bits, int64_t
 }  // namespace
 
 // Per channel: sum of g and of g * x_hat, g masked by the activation's clip; out (may be null) receives the masked g.
-FQ_API void fq_norm_backward_sums(const float* g, int64_t rows, int64_t C, const uint8_t* mask,
+FQ_API void FQ_NAME(norm_backward_sums)(const float* g, int64_t rows, int64_t C, const uint8_t* mask,
                                   const uint8_t* hat_packed, int hat_bits, float hat_step, float* out, double* sum_g,
                                   double* sum_gx, int threads) {
     const float offset = -0.5f * static_cast<float>((1 << hat_bits) - 1) * hat_step;
-    const __m256 step8 = _mm256_set1_ps(hat_step), offset8 = _mm256_set1_ps(offset);
+    const F8 step8 = splat(hat_step), offset8 = splat(offset);
     std::vector<double> partial(2 * C * group_count(rows, C), 0.0);
     for_blocks(rows, C, threads, [&](int64_t group, int64_t r0, int64_t r1) {
         Scratch& t = scratch(C);
@@ -266,16 +259,16 @@ FQ_API void fq_norm_backward_sums(const float* g, int64_t rows, int64_t C, const
         std::memset(t.b.data(), 0, C * 4);
         if (C % 8 == 0) {  // eight channels at a time down the rows: the sums stay in registers
             for (int64_t c = 0; c < C; c += 8) {
-                __m256 a = _mm256_setzero_ps(), b = a;
+                F8 a = splat(0.0f), b = a;
                 for (int64_t j = c; j < n; j += C) {
-                    const __m256 v = masked(_mm256_loadu_ps(g + i0 + j), mask, i0 + j);
-                    const __m256 x = _mm256_add_ps(_mm256_mul_ps(load_codes(hat + j), step8), offset8);
-                    if (out) _mm256_storeu_ps(out + i0 + j, v);
-                    a = _mm256_add_ps(a, v);
-                    b = _mm256_add_ps(b, _mm256_mul_ps(v, x));
+                    const F8 v = masked(load(g + i0 + j), mask, i0 + j);
+                    const F8 x = add(mul(load_codes(hat + j), step8), offset8);
+                    if (out) store(out + i0 + j, v);
+                    a = add(a, v);
+                    b = add(b, mul(v, x));
                 }
-                _mm256_storeu_ps(t.a.data() + c, a);
-                _mm256_storeu_ps(t.b.data() + c, b);
+                store(t.a.data() + c, a);
+                store(t.b.data() + c, b);
             }
         } else {
             for (int64_t j = 0, c = 0; j < n; ++j, c = c + 1 == C ? 0 : c + 1) {
@@ -290,13 +283,13 @@ FQ_API void fq_norm_backward_sums(const float* g, int64_t rows, int64_t C, const
     reduce_groups(partial, C, sum_g, sum_gx);
 }
 
-// dx = g * mul + x_hat * hat_mul + add per channel (the backward of batch norm), with the key histogram of dx.
-FQ_API void fq_norm_backward_apply(const float* g, int64_t rows, int64_t C, const uint8_t* mask,
-                                   const uint8_t* hat_packed, int hat_bits, float hat_step, const float* mul,
-                                   const float* hat_mul, const float* add, float* dx, uint32_t* hist, float* range,
+// dx = g * g_mul + x_hat * hat_mul + shift per channel (the backward of batch norm), with the key histogram of dx.
+FQ_API void FQ_NAME(norm_backward_apply)(const float* g, int64_t rows, int64_t C, const uint8_t* mask,
+                                   const uint8_t* hat_packed, int hat_bits, float hat_step, const float* g_mul,
+                                   const float* hat_mul, const float* shift, float* dx, uint32_t* hist, float* range,
                                    int threads) {
     const float offset = -0.5f * static_cast<float>((1 << hat_bits) - 1) * hat_step;
-    const __m256 step8 = _mm256_set1_ps(hat_step), offset8 = _mm256_set1_ps(offset);
+    const F8 step8 = splat(hat_step), offset8 = splat(offset);
     Histograms h(threads);
     for_blocks(rows, C, threads, [&](int64_t, int64_t r0, int64_t r1) {
         Scratch& t = scratch(C);
@@ -304,19 +297,19 @@ FQ_API void fq_norm_backward_apply(const float* g, int64_t rows, int64_t C, cons
         const uint8_t* hat = hat_codes(hat_packed, hat_bits, i0, n, t);
         if (C % 8 == 0) {
             for (int64_t c = 0; c < C; c += 8) {
-                const __m256 mul8 = _mm256_loadu_ps(mul + c), hat_mul8 = _mm256_loadu_ps(hat_mul + c);
-                const __m256 add8 = _mm256_loadu_ps(add + c);
+                const F8 mul8 = load(g_mul + c), hat_mul8 = load(hat_mul + c);
+                const F8 add8 = load(shift + c);
                 for (int64_t j = c; j < n; j += C) {
-                    const __m256 v = masked(_mm256_loadu_ps(g + i0 + j), mask, i0 + j);
-                    const __m256 x = _mm256_add_ps(_mm256_mul_ps(load_codes(hat + j), step8), offset8);
-                    const __m256 d = _mm256_add_ps(_mm256_mul_ps(v, mul8), _mm256_mul_ps(x, hat_mul8));
-                    _mm256_storeu_ps(dx + i0 + j, _mm256_add_ps(d, add8));
+                    const F8 v = masked(load(g + i0 + j), mask, i0 + j);
+                    const F8 x = add(mul(load_codes(hat + j), step8), offset8);
+                    const F8 d = add(mul(v, mul8), mul(x, hat_mul8));
+                    store(dx + i0 + j, add(d, add8));
                 }
             }
         } else {
             for (int64_t j = 0, c = 0; j < n; ++j, c = c + 1 == C ? 0 : c + 1) {
                 const float x = float(hat[j]) * hat_step + offset;
-                dx[i0 + j] = masked1(g[i0 + j], mask, i0 + j) * mul[c] + x * hat_mul[c] + add[c];
+                dx[i0 + j] = masked1(g[i0 + j], mask, i0 + j) * g_mul[c] + x * hat_mul[c] + shift[c];
             }
         }
         if (hist) {

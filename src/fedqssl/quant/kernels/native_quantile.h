@@ -11,15 +11,15 @@ struct Range {
 inline void min_max(const float* x, int64_t n, Range& r) {
     int64_t i = 0;
     if (n >= 8) {
-        __m256 lo = _mm256_loadu_ps(x), hi = lo;
+        F8 lo = load(x), hi = lo;
         for (i = 8; i + 8 <= n; i += 8) {
-            const __m256 v = _mm256_loadu_ps(x + i);
-            lo = _mm256_min_ps(lo, v);
-            hi = _mm256_max_ps(hi, v);
+            const F8 v = load(x + i);
+            lo = min(lo, v);
+            hi = max(hi, v);
         }
         float a[8], b[8];
-        _mm256_storeu_ps(a, lo);
-        _mm256_storeu_ps(b, hi);
+        store(a, lo);
+        store(b, hi);
         for (int j = 0; j < 8; ++j) {
             if (a[j] < r.low) r.low = a[j];
             if (b[j] > r.high) r.high = b[j];
@@ -69,14 +69,8 @@ struct Histograms {  // one pair of tables and one range per thread; merging int
 
 }  // namespace
 
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static inline int omp_get_thread_num() { return 0; }
-#endif
-
 // hist[key] = how many floats have this key (their upper 16 bits); range = {smallest, largest}.
-FQ_API void fq_key_histogram(const float* x, int64_t n, uint32_t* hist, float* range, int threads) {
+FQ_API void FQ_NAME(key_histogram)(const float* x, int64_t n, uint32_t* hist, float* range, int threads) {
     Histograms h(threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
@@ -91,6 +85,19 @@ FQ_API void fq_key_histogram(const float* x, int64_t n, uint32_t* hist, float* r
 namespace {
 
 inline int64_t raw_key(int64_t order) { return order >= 0x8000 ? order - 0x8000 : 0xFFFF - order; }
+
+// Calls body(key, count) for every key that occurs, in ascending order of floats. Most keys never occur: eight neighbours,
+// whose keys are neighbours, too, are passed over at once.
+template <class Body>
+inline void for_keys(const uint32_t* hist, Body body) {
+    for (int64_t block = 0; block < kKeys; block += 8) {
+        uint64_t pairs[4];
+        std::memcpy(pairs, hist + (raw_key(block) & ~int64_t(7)), sizeof pairs);
+        if (!(pairs[0] | pairs[1] | pairs[2] | pairs[3])) continue;
+        for (int64_t order = block; order < block + 8; ++order)
+            if (hist[raw_key(order)]) body(raw_key(order), static_cast<int64_t>(hist[raw_key(order)]));
+    }
+}
 
 inline float float_of(uint32_t bits) {
     float v;
@@ -123,7 +130,7 @@ inline float interpolated(int64_t raw, int64_t rank, int64_t before, int64_t cou
 // The quantile quantizer over keys. centres[i] = Quantile(i / (2^bits - 1)) as the inverted CDF, to within a key, first and
 // last exact. Floats that share their upper 16 + extra bits share an entry of values and codes: the centre nearest to the
 // middle of their interval, and its code; entries that do not occur are left alone. Returns 1 if something is not finite.
-FQ_API int fq_quantile_table(const uint32_t* hist, int64_t n, int bits, int extra, float low, float high, float* centres,
+FQ_API int FQ_NAME(quantile_table)(const uint32_t* hist, int64_t n, int bits, int extra, float low, float high, float* centres,
                              float* values, uint16_t* codes) {
     const int64_t last = (int64_t(1) << bits) - 1, parts = int64_t(1) << extra;
     low += 0.0f;  // -0 becomes +0
@@ -131,22 +138,18 @@ FQ_API int fq_quantile_table(const uint32_t* hist, int64_t n, int bits, int extr
     for (int64_t k = 0x7F80; k < 0x8000; ++k)
         if (hist[k] || hist[k | 0x8000]) return 1;
     int64_t i = 0, seen = 0;
-    for (int64_t order = 0; order < kKeys && i <= last; ++order) {
-        const int64_t raw = raw_key(order), count = hist[raw];
-        if (!count) continue;
+    for_keys(hist, [&](int64_t raw, int64_t count) {
         for (; i <= last; ++i) {
             const int64_t rank = i == 0 ? 1 : (i * n + last - 1) / last;
             if (rank > seen + count) break;
             centres[i] = clamped(interpolated(raw, rank, seen, count), low, high);
         }
         seen += count;
-    }
+    });
     centres[0] = low;
     centres[last] = high;
     int64_t at = 0;
-    for (int64_t order = 0; order < kKeys; ++order) {
-        const int64_t raw = raw_key(order);
-        if (!hist[raw]) continue;
+    for_keys(hist, [&](int64_t raw, int64_t) {
         for (int64_t p = 0; p < parts; ++p) {
             const int64_t q = raw & 0x8000 ? parts - 1 - p : p;  // ascending values
             const float v = clamped(part_value(raw, q, extra), low, high);
@@ -154,7 +157,7 @@ FQ_API int fq_quantile_table(const uint32_t* hist, int64_t n, int bits, int extr
             const int64_t down = at ? at - 1 : at;
             codes[raw << extra | q] = static_cast<uint16_t>(v - centres[down] <= centres[at] - v ? down : at);
         }
-    }
+    });
     const float ends[2] = {low, high};
     for (int e = 0; e < 2; ++e) {  // the entries of the end points stand for them exactly; zero has two signs
         uint32_t word;
@@ -162,23 +165,19 @@ FQ_API int fq_quantile_table(const uint32_t* hist, int64_t n, int bits, int extr
         codes[word >> (16 - extra)] = static_cast<uint16_t>(e ? last : 0);
         if (ends[e] == 0) codes[0x80000000u >> (16 - extra)] = static_cast<uint16_t>(e ? last : 0);
     }
-    for (int64_t k = 0; k < kKeys; ++k)
-        if (hist[k])
-            for (int64_t q = k << extra; q < (k + 1) << extra; ++q) values[q] = centres[codes[q]];
+    for_keys(hist, [&](int64_t k, int64_t) {
+        for (int64_t q = k << extra; q < (k + 1) << extra; ++q) values[q] = centres[codes[q]];
+    });
     return 0;
 }
 
 // out[i] = values[upper 16 + extra bits of x[i]]; out may be x.
-FQ_API void fq_table_apply(const float* x, int64_t n, int extra, const float* values, float* out, int threads) {
+FQ_API void FQ_NAME(table_apply)(const float* x, int64_t n, int extra, const float* values, float* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
         const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
-        const __m128i shift = _mm_cvtsi32_si128(16 - extra);
         int64_t i = c0;
-        for (; i + 8 <= c1; i += 8) {
-            const __m256i key = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), shift);
-            _mm256_storeu_ps(out + i, _mm256_i32gather_ps(values, key, 4));
-        }
+        for (; i + 8 <= c1; i += 8) store(out + i, look_up(values, x + i, 16 - extra));
         for (; i < c1; ++i) {
             uint32_t b;
             std::memcpy(&b, x + i, 4);
@@ -188,11 +187,20 @@ FQ_API void fq_table_apply(const float* x, int64_t n, int extra, const float* va
 }
 
 // out[i] = codes[upper 16 + extra bits of x[i]].
-FQ_API void fq_code_apply(const float* x, int64_t n, int extra, const uint16_t* codes, uint16_t* out, int threads) {
+FQ_API void FQ_NAME(code_apply)(const float* x, int64_t n, int extra, const uint16_t* codes, uint16_t* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < n; ++i) {
-        uint32_t b;
-        std::memcpy(&b, x + i, 4);
-        out[i] = codes[b >> (16 - extra)];
+    for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
+        const int64_t c1 = c0 + kChunk < n ? c0 + kChunk : n;
+        const auto code = [=](int64_t i) {
+            uint32_t b;
+            std::memcpy(&b, x + i, 4);
+            return codes[b >> (16 - extra)];
+        };
+        int64_t i = c0;
+        for (; i + 4 <= c1; i += 4) {
+            const uint16_t four[4] = {code(i), code(i + 1), code(i + 2), code(i + 3)};
+            std::memcpy(out + i, four, 8);
+        }
+        for (; i < c1; ++i) out[i] = code(i);
     }
 }

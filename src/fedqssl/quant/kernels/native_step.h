@@ -18,38 +18,30 @@ void step_target(const uint8_t* in, int64_t n, int s, const double* table, const
 }
 
 // Codes of four values, as doubles; `uniform` null: to the nearest.
-inline __m256d rounded(__m256d y, __m256d scale, __m256d top, __m256d snap, const double* uniform) {
-    const __m256d zero = _mm256_setzero_pd(), one = _mm256_set1_pd(1.0);
-    __m256d t = _mm256_mul_pd(_mm256_add_pd(_mm256_div_pd(y, scale), one), _mm256_mul_pd(top, _mm256_set1_pd(0.5)));
-    t = _mm256_min_pd(_mm256_max_pd(t, zero), top);  // max_pd returns its second operand for NaN
-    const __m256d nearest = _mm256_round_pd(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    if (!uniform) return nearest;
-    const __m256d low = _mm256_floor_pd(t);
-    const __m256d above = _mm256_cmp_pd(_mm256_loadu_pd(uniform), _mm256_sub_pd(t, low), _CMP_LT_OQ);
-    const __m256d up = _mm256_min_pd(_mm256_add_pd(low, _mm256_and_pd(above, one)), top);
-    const __m256d away = _mm256_andnot_pd(_mm256_set1_pd(-0.0), _mm256_sub_pd(t, nearest));
-    return _mm256_blendv_pd(up, nearest, _mm256_cmp_pd(away, snap, _CMP_LE_OQ));
+FQ_INLINE D4 rounded(D4 y, D4 scale, D4 top, D4 snap, const double* uniform) {
+    const D4 t = min(above_zero(mul(add(div(y, scale), splat(1.0)), mul(top, splat(0.5)))), top);
+    const D4 close = nearest(t);
+    if (!uniform) return close;
+    const D4 low = whole(t);
+    const D4 up = min(add(low, one_if_less(load(uniform), sub(t, low))), top);
+    return if_less_equal(absolute(sub(t, close)), snap, close, up);
 }
 
 template <class Code>
 void round_pack(const double* y, int64_t n, int s, double scale, double snap, const double* uniform, uint8_t* out,
                 int threads) {
-    const __m256d m = _mm256_set1_pd(scale), top = _mm256_set1_pd((1 << s) - 1), near = _mm256_set1_pd(snap);
+    const D4 m = splat(scale), top = splat(static_cast<double>((1 << s) - 1)), near = splat(snap);
     for_blocks<Code>(n, threads, [=](Code* codes, int64_t b0, int64_t count) {
-        alignas(16) int32_t four[4];
-        for (int64_t i = 0; i < count; i += 4) {
-            const int64_t many = count - i < 4 ? count - i : 4;
+        int64_t i = 0;
+        for (; i + 4 <= count; i += 4)
+            store_codes(codes + i, rounded(load(y + b0 + i), m, top, near, uniform ? uniform + b0 + i : nullptr));
+        if (i < count) {
             double values[4] = {0}, draws[4] = {0};
-            const double* from = y + b0 + i;
-            const double* draw = uniform ? uniform + b0 + i : nullptr;
-            if (many < 4) {
-                std::memcpy(values, from, 8 * many);
-                from = values;
-                if (draw) std::memcpy(draws, draw, 8 * many), draw = draws;
-            }
-            const __m256d k = rounded(_mm256_loadu_pd(from), m, top, near, draw);
-            _mm_store_si128(reinterpret_cast<__m128i*>(four), _mm256_cvttpd_epi32(k));
-            for (int64_t j = 0; j < many; ++j) codes[i + j] = static_cast<Code>(four[j]);
+            Code four[4];
+            std::memcpy(values, y + b0 + i, 8 * (count - i));
+            if (uniform) std::memcpy(draws, uniform + b0 + i, 8 * (count - i));
+            store_codes(four, rounded(load(values), m, top, near, uniform ? draws : nullptr));
+            std::memcpy(codes + i, four, sizeof(Code) * (count - i));
         }
         pack(codes, count, s, out + b0 * s / 8, packed_bytes(count, s));
     });
@@ -57,7 +49,7 @@ void round_pack(const double* y, int64_t n, int s, double scale, double snap, co
 
 }  // namespace
 
-FQ_API void fq_step_target(const uint8_t* in, int64_t n, int s, const double* table, const uint8_t* gradient, int gs,
+FQ_API void FQ_NAME(step_target)(const uint8_t* in, int64_t n, int s, const double* table, const uint8_t* gradient, int gs,
                            const float* centres, double rate, double* out, int threads) {
     if (s <= 8 && gs <= 8) step_target<uint8_t, uint8_t>(in, n, s, table, gradient, gs, centres, rate, out, threads);
     else if (s <= 8) step_target<uint8_t, uint16_t>(in, n, s, table, gradient, gs, centres, rate, out, threads);
@@ -66,7 +58,7 @@ FQ_API void fq_step_target(const uint8_t* in, int64_t n, int s, const double* ta
 }
 
 // Codes of t = (y / scale + 1) (2^s - 1) / 2, packed; `uniform`: numbers in [0, 1) for stochastic rounding, or null.
-FQ_API void fq_round_pack(const double* y, int64_t n, int s, double scale, double snap, const double* uniform,
+FQ_API void FQ_NAME(round_pack)(const double* y, int64_t n, int s, double scale, double snap, const double* uniform,
                           uint8_t* out, int threads) {
     if (s <= 8) round_pack<uint8_t>(y, n, s, scale, snap, uniform, out, threads);
     else round_pack<uint16_t>(y, n, s, scale, snap, uniform, out, threads);
