@@ -283,8 +283,8 @@ def _mean(w: GraphWriter, node: fx.Node, name: str, inputs: list[Value]) -> Valu
     dims, keep = mean_arguments(node)
     if dims is None:
         raise ValueError("the ONNX export knows mean(x, dim) only; use --format fedqssl")
-    axes = w.constant(f"axes_{dims}", [dims] if isinstance(dims, int) else list(dims), np.int64)  # type: ignore[arg-type]
-    rank = inputs[0].rank if keep else inputs[0].rank - (1 if isinstance(dims, int) else len(dims))  # type: ignore[arg-type]
+    axes = w.constant(f"axes_{dims}", [dims] if isinstance(dims, int) else list(dims), np.int64)
+    rank = inputs[0].rank if keep else inputs[0].rank - (1 if isinstance(dims, int) else len(dims))
     return Value(w.op("ReduceMean", w.floats(inputs[0]), axes, keepdims=int(keep)), rank)
 
 

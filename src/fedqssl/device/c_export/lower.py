@@ -38,14 +38,15 @@ class Lowering:
 
     def sums(self, name: str, layer: Layer, source: Value) -> Sums:
         """A convolution or a linear layer; nothing is written down until its sums are rounded."""
-        if isinstance(layer, LowBitConv2d):
-            if layer.groups != 1 or layer.dilation != (1, 1):
-                raise CExportError(f"the C export has no counterpart of {name}: groups or dilation; {ELSE}")
+        if isinstance(layer, LowBitConv2d) and (layer.groups != 1 or layer.dilation != (1, 1)):
+            raise CExportError(f"the C export knows no groups and no dilation ({name}); {ELSE}")
         if not isinstance(source, Codes):
             raise CExportError(f"{name} does not read codes; {ELSE}")
         weight = layer.weight
         if not weight.integral:
-            raise CExportError(f"the weights of {name} are not integers (lowbit.weights = {weight.options.weights!r}); {ELSE}")
+            raise CExportError(
+                f"the weights of {name} are not integers (lowbit.weights = {weight.options.weights!r}); {ELSE}"
+            )
         if source.low and isinstance(layer, LowBitConv2d) and any(layer.padding):
             raise CExportError(f"{name} pads codes that do not start at zero; {ELSE}")
         scale = (1.0 if weight.absorbed and weight.m > 0 else weight.m) / (2**weight.bits - 1)
@@ -141,9 +142,7 @@ class Lowering:
             source, area = view.source, view.window[0] * view.window[1]
             each, start = factor * source.step / area / grid.step, (factor * source.low - grid.low) / grid.step
             rescale = _rescale(name, each, start, float(source.top * area))
-            self.operations.append(
-                Average(name, source.map, grid.map, at, view.window, view.stride, rescale, grid.top)
-            )
+            self.operations.append(Average(name, source.map, grid.map, at, view.window, view.stride, rescale, grid.top))
             at += view.map.size
 
     def scores(self, source: Value) -> tuple[Map, int]:

@@ -7,7 +7,7 @@ number that only :mod:`fedqssl.device.c_export.lower` knows: the operations comp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,8 @@ class Convolution:
 
     def integers(self) -> NDArray[np.int64]:
         """The weights as odd integers ``2k - (2^s - 1)``."""
-        return self.weights.astype(np.int64) * 2 - (2**self.bits - 1)
+        odd: NDArray[np.int64] = self.weights.astype(np.int64) * 2 - (2**self.bits - 1)
+        return odd
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ class Maximum:
     padding: Pair
 
 
-Operation = Union[Convolution, Average, Maximum]
+Operation = Convolution | Average | Maximum
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,8 @@ def pattern(size: int) -> NDArray[np.uint8]:
 
 
 def _codes(levels: Integers, shift: int, top: int) -> Integers:
-    return np.clip(levels >> shift, 0, top)
+    clipped: Integers = np.clip(levels >> shift, 0, top)
+    return clipped
 
 
 def _wide(values: Integers, shift: int) -> Integers:

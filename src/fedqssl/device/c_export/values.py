@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from fedqssl.device.c_export.operations import Kind, Map, Pair, output_side
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear
 
 Reals = NDArray[np.float64]
-Layer = Union[LowBitConv2d, LowBitLinear]
+Layer = LowBitConv2d | LowBitLinear
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +55,13 @@ class Sums:
     def integers(self) -> Reals:
         """The weights as odd integers, one row per output channel."""
         codes = self.layer.weight.unpacked().flatten(1).numpy().astype(np.float64)
-        return 2 * codes - (2**self.layer.weight.bits - 1)
+        odd: Reals = 2 * codes - (2**self.layer.weight.bits - 1)
+        return odd
 
     def largest_sums(self) -> Reals:
         """The largest sum that any input can give, per channel."""
-        return np.abs(self.integers()).sum(1) * float(self.source.top)
+        largest: Reals = np.abs(self.integers()).sum(1) * float(self.source.top)
+        return largest
 
     def largest(self) -> float:
         """The largest value that any input can give."""
@@ -114,7 +115,7 @@ class Flat:
     factor: float = 1.0
 
 
-Value = Union[Codes, Sums, View, Flat]
+Value = Codes | Sums | View | Flat
 
 
 def torch_order(maps: Sequence[Map]) -> NDArray[np.int64]:

@@ -128,7 +128,12 @@ def _pool(tables: Tables, at: int, operation: Average | Maximum) -> None:
     out = [(size + 2 * pad - window) // stride + 1 for size, window, stride, pad in sides]
     numbers = (0, 0, 0, 0)
     if isinstance(operation, Average):
-        numbers = (int(operation.rescale.multiplier[0]), int(operation.rescale.offset[0]), operation.rescale.shift, operation.top)
+        numbers = (
+            int(operation.rescale.multiplier[0]),
+            int(operation.rescale.offset[0]),
+            operation.rescale.shift,
+            operation.top,
+        )
     tables.struct(
         "Pool",
         f"pool_{at}",

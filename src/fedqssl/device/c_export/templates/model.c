@@ -77,49 +77,59 @@ static int32_t to_wide(int64_t value, int32_t shift)
 
 /* Weights of one output channel as odd integers. Codes are stored in planes of 8, 4, 2 and 1 bits, as many as s needs
  * (6 = 4 + 2); byte j of a plane that has n bytes holds bits of the weights j, j + n, j + 2n and so on, the lowest first. */
-static void unpack(const uint8_t *packed, int32_t count, int16_t *restrict weights)
+static void unpack(const uint8_t *restrict packed, int32_t count, int16_t *restrict weights)
 {
-    for (int32_t i = 0; i < count; i++)
-        weights[i] = -WEIGHT_TOP;
-    for (int32_t bits = 8, low = 0; bits > 0; bits /= 2) {
-        const int32_t bytes = count * bits / 8;
+    int32_t low = 0;
+
+    for (int32_t bits = 8; bits > 0; bits /= 2) {
+        const int32_t bytes = count * bits / 8, mask = (1 << bits) - 1;
         if (!(MODEL_BITS & bits))
             continue;
-        for (int32_t shift = 0; shift < 8; shift += bits, weights += bytes)
-            for (int32_t j = 0; j < bytes; j++)
-                weights[j] = (int16_t)(weights[j] + (((packed[j] >> shift) & ((1 << bits) - 1)) << (low + 1)));
-        weights -= count;
+        for (int32_t shift = 0; shift < 8; shift += bits) {
+            int16_t *const to = weights + shift / bits * bytes;
+            if (low == 0)
+                for (int32_t j = 0; j < bytes; j++)
+                    to[j] = (int16_t)(2 * ((packed[j] >> shift) & mask) - WEIGHT_TOP);
+            else
+                for (int32_t j = 0; j < bytes; j++)
+                    to[j] = (int16_t)(to[j] + 2 * (((packed[j] >> shift) & mask) << low));
+        }
         packed += bytes;
         low += bits;
     }
 }
 
-/* The part of the input that one output pixel sees, with zeros outside the image and at the end. */
-static void gather(const Layer *layer, const uint8_t *input, int32_t pixel, int16_t *patch)
+static void zero(int16_t *from, int32_t count)
+{
+    if (count > 0)
+        memset(from, 0, (size_t)count * sizeof *from);
+}
+
+/* The part of the input that one output pixel sees, with zeros outside the image. */
+static void gather(const Layer *layer, const uint8_t *restrict input, int32_t pixel, int16_t *restrict patch)
 {
     const int32_t channels = layer->in_channels, width = layer->in_width;
     const int32_t top = pixel / layer->out_width * layer->stride_height - layer->pad_height;
     const int32_t left = pixel % layer->out_width * layer->stride_width - layer->pad_width;
-    const int32_t first = left < 0 ? -left : 0;
-    const int32_t end = left + layer->kernel_width > width ? width - left : layer->kernel_width;
     const int32_t row = layer->kernel_width * channels;
-    int16_t *const last = patch + layer->patch;
+    const int32_t first = left < 0 ? -left : 0;
+    int32_t end = left + layer->kernel_width > width ? width - left : layer->kernel_width;
 
+    if (end < first)
+        end = first; /* nothing but padding */
     for (int32_t k = 0; k < layer->kernel_height; k++, patch += row) {
-        const int32_t y = top + k;
-        if (y < 0 || y >= layer->in_height || first >= end) {
-            memset(patch, 0, (size_t)row * sizeof *patch);
+        const int32_t y = top + k, count = (end - first) * channels;
+        if (y < 0 || y >= layer->in_height || count == 0) {
+            zero(patch, row);
             continue;
         }
-        const uint8_t *from = input + (y * width + left + first) * channels;
-        int16_t *to = patch + first * channels;
-        const int32_t count = (end - first) * channels;
-        memset(patch, 0, (size_t)(first * channels) * sizeof *patch);
+        const uint8_t *const from = input + (y * width + left + first) * channels;
+        int16_t *const to = patch + first * channels;
+        zero(patch, first * channels);
         for (int32_t i = 0; i < count; i++)
             to[i] = from[i];
-        memset(to + count, 0, (size_t)(row - end * channels) * sizeof *patch);
+        zero(to + count, row - end * channels);
     }
-    memset(patch, 0, (size_t)(last - patch) * sizeof *patch);
 }
 
 /* Sums of products of all patches with the weights of two channels; two patches at a time share what is loaded.
@@ -160,22 +170,24 @@ static void multiply(const int16_t *restrict x, int32_t patches, const int16_t *
 
 /* Batch norm, residual, activation and rounding of the sums of one channel. */
 static void finish(const Layer *layer, const Target *target, int32_t first, int32_t pixels, int32_t channel,
-                   const int32_t *sums)
+                   const int32_t *restrict sums_of_channel)
 {
     const int64_t multiplier = layer->multipliers[channel], offset = layer->offsets[channel];
+    const int64_t residual = layer->residual;
     const int32_t step = layer->out_channels, shift = layer->shift, top = layer->top;
+    const Target t = *target; /* a copy: bytes that are written might be anything, as far as the compiler knows */
     int32_t at = first * step + channel;
 
     for (int32_t p = 0; p < pixels; p++, at += step) {
-        int64_t level = sums[p] * multiplier + offset;
-        if (target->added_codes)
-            level += target->added_codes[at] * layer->residual;
-        if (target->added_wide)
-            level += target->added_wide[at] * layer->residual;
-        if (target->codes)
-            target->codes[at] = to_code(level, shift, top);
+        int64_t level = sums_of_channel[p] * multiplier + offset;
+        if (t.added_codes)
+            level += t.added_codes[at] * residual;
+        if (t.added_wide)
+            level += t.added_wide[at] * residual;
+        if (t.codes)
+            t.codes[at] = to_code(level, shift, top);
         else
-            target->wide[at] = to_wide(level, shift);
+            t.wide[at] = to_wide(level, shift);
     }
 }
 
@@ -185,6 +197,7 @@ static void run_layer(const Layer *layer, const uint8_t *input, const Target *ta
     const int32_t pixels = layer->out_height * layer->out_width, count = layer->patch, row = count * MODEL_BITS / 8;
     int16_t *const weights = scratch + layer->patches * count;
 
+    zero(scratch, layer->patches * count); /* for the ends of patches, which nothing else writes to */
     for (int32_t start = 0; start < pixels; start += layer->patches) {
         const int32_t here = pixels - start < layer->patches ? pixels - start : layer->patches;
         for (int32_t p = 0; p < here; p++)
