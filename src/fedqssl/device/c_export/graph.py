@@ -36,6 +36,8 @@ def lowered(model: DeviceModel) -> Network:
     image, lowering = Map(m.size, m.size, m.channels, "image"), Lowering()
     found = _walk(lowering, model.extractor, View(Codes(image, 1.0 / PIXEL_TOP, PIXEL_TOP)))
     if model.classifier is not None:
+        if isinstance(found, View) and found.map.height == found.map.width == 1:
+            found = Flat((found,))  # behind a linear layer there is nothing to flatten
         if not isinstance(found, Flat):
             raise CExportError(f"the model's features are not averages of codes; {ELSE}")
         scaled = replace(found, factor=found.factor / model.classifier.scale)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from fedqssl.device.c_export.operations import Average, Convolution, Map, Maximum, Network, Rescale
+from fedqssl.device.c_export.operations import Average, Convolution, Map, Maximum, Network, Operation, Rescale
 
 Integers = NDArray[np.int64]
 
@@ -18,18 +18,22 @@ def simulate(network: Network, images: NDArray[np.uint8]) -> Mapping[Map, Intege
     """All maps of a network, (N, height, width, channels) each, for images of that shape."""
     found: dict[Map, Integers] = {network.image: images.astype(np.int64)}
     for operation in network.operations:
-        x = found[operation.source]
-        if isinstance(operation, Convolution):
-            residual = None if operation.residual is None else found[operation.residual]
-            found[operation.target] = _convolution(operation, x, residual)
-        elif isinstance(operation, Average):
-            m = operation.target
-            vector = found.setdefault(m, np.zeros((len(x), m.height, m.width, m.channels), dtype=np.int64))
-            made = _average(operation, x).reshape(len(x), -1)
-            vector.reshape(len(x), -1)[:, operation.at : operation.at + made.shape[1]] = made
-        else:
-            found[operation.target] = _maximum(operation, x)
+        carry_out(operation, found)
     return found
+
+
+def carry_out(operation: Operation, found: MutableMapping[Map, Integers]) -> None:
+    """One operation: reads its sources from ``found`` and puts its target there."""
+    x, m = found[operation.source], operation.target
+    if isinstance(operation, Convolution):
+        residual = None if operation.residual is None else found[operation.residual]
+        found[m] = _convolution(operation, x, residual)
+    elif isinstance(operation, Average):
+        vector = found.setdefault(m, np.zeros((len(x), m.height, m.width, m.channels), dtype=np.int64))
+        made = _average(operation, x).reshape(len(x), -1)
+        vector.reshape(len(x), -1)[:, operation.at : operation.at + made.shape[1]] = made
+    else:
+        found[m] = _maximum(operation, x)
 
 
 def pattern(size: int) -> NDArray[np.uint8]:
@@ -82,4 +86,4 @@ def _maximum(operation: Maximum, x: Integers) -> Integers:
     return found.numpy().transpose(0, 2, 3, 1).astype(np.int64)
 
 
-__all__ = ["pattern", "simulate"]
+__all__ = ["carry_out", "pattern", "simulate"]
