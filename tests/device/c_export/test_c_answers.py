@@ -17,7 +17,8 @@ from fedqssl.lowbit.layers import LowBitNorm
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import build_model
 
-QUICK = {("small_cnn", 4), ("resnet9", 8)}
+SANITIZED = "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
+QUICK = {("small_cnn", 4)}
 EVERY = [
     pytest.param(name, bits, marks=[] if (name, bits) in QUICK else pytest.mark.slow)
     for name in ("small_cnn", "resnet9")
@@ -37,10 +38,10 @@ def scores_of(model, images):
     return simulate(network, pixels(images))[network.scores][:, 0, 0], network
 
 
-def check(model, images, folder, agreement):
+def check(model, images, folder, agreement, *flags):
     """Scores of the C and of the simulation are equal; classes are those of our own prediction."""
     want, network = scores_of(model, images)
-    classes, scores = answers(compiled(written(to_c(model).files, folder), "-O2"), images)
+    classes, scores = answers(compiled(written(to_c(model).files, folder), *(flags or SANITIZED)), images)
     assert np.array_equal(scores, want) and np.array_equal(classes, want.argmax(1))
     ours = model.logits(images).numpy()
     assert (classes == ours.argmax(1)).mean() >= agreement
@@ -51,7 +52,7 @@ def check(model, images, folder, agreement):
 @pytest.mark.parametrize(("name", "bits"), EVERY)
 def test_1000_images(name, bits, pictures, tmp_path):
     model = made(bits, pictures.images, pictures.labels, name, 4)
-    classes = check(model, pictures.images, tmp_path, 0.995)
+    classes = check(model, pictures.images, tmp_path, 0.995, "-O2")
     assert len(set(classes.tolist())) > 3  # not one class for everything
 
 
@@ -59,16 +60,16 @@ def test_1000_images(name, bits, pictures, tmp_path):
 @pytest.mark.parametrize("bits", [2, 4, 6, 8])
 @pytest.mark.parametrize("name", ["small_cnn", "resnet9"])
 def test_1000_images_of_the_usual_width(name, bits, pictures, tmp_path):
-    check(made(bits, pictures.images, pictures.labels, name, 16), pictures.images, tmp_path, 0.995)
+    check(made(bits, pictures.images, pictures.labels, name, 16), pictures.images, tmp_path, 0.995, "-O2")
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "bits", "size"),
-    [("grid2", "small_cnn", 3, 28), ("stages", "resnet9", 4, 32), ("stages", "small_cnn", 7, 30)],
+    [("grid2", "small_cnn", 3, 28), ("stages", "resnet9", 7, 30)],
 )
 def test_every_kind_of_features(kind, name, bits, size, pictures, tmp_path):
-    images = pictures.images[:200, :, :size, :size]
-    check(made(bits, images, pictures.labels, name, 4, kind=kind), images, tmp_path, 0.985)
+    images = pictures.images[:100, :, :size, :size]
+    check(made(bits, images, pictures.labels, name, 4, kind=kind), images, tmp_path, 0.97)
 
 
 def test_shortcuts_with_layers_of_their_own(pictures, tmp_path):
@@ -99,7 +100,7 @@ def test_a_supervised_model_ends_in_its_own_classifier(pictures, tmp_path):
     check(from_bytes(pack_device(words, extractor.eval(), None)), images, tmp_path, 0.985)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 6, 8])
+@pytest.mark.parametrize("bits", [2, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (4, 6)), 8])
 def test_codes_agree_layer_by_layer(bits, pictures):
     """Given equal input codes, output codes differ only within 1e-5 (of the activation's range) of a rounding boundary."""
     model, images = made(bits, pictures.images, pictures.labels, "resnet9", 4), pictures.images[:20]
