@@ -1,16 +1,14 @@
 """The exported folder under compilers, sanitizers and on a Cortex-M in qemu; skipped where a program is missing."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from c_models import WARNINGS, answers, compiled, needed, pixels, written
 from fedqssl.device.c_export import to_c
 from fedqssl.device.model import load
+from fedqssl.studies.bench.c import BOARD, BOARDS
 
-BOARD = Path(__file__).parents[2] / "support" / "mps2"
-BOARDS = {"cortex-m3": "mps2-an385", "cortex-m4": "mps2-an386", "cortex-m7": "mps2-an500"}
 OK = "ok: the scores are those of fedqssl"
 
 
