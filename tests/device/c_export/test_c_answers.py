@@ -9,11 +9,11 @@ from c_models import answers, compiled, pixels, written
 from device_models import CARD, made
 from fedqssl.device.c_export import to_c
 from fedqssl.device.c_export.graph import lowered
-from fedqssl.device.c_export.operations import Convolution
+from fedqssl.device.c_export.operations import Average, Convolution
 from fedqssl.device.c_export.simulate import carry_out, simulate
 from fedqssl.device.model import from_bytes, pack_device
-from fedqssl.lowbit import Precision, to_lowbit
-from fedqssl.lowbit.layers import LowBitNorm
+from fedqssl.lowbit import LowBitOptions, Precision, to_lowbit
+from fedqssl.lowbit.layers import LowBitNorm, RangeCodes
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import build_model
 
@@ -98,6 +98,25 @@ def test_a_supervised_model_ends_in_its_own_classifier(pictures, tmp_path):
     words = {"model": "small_cnn", "width": 4, "channels": 3, "size": 32, "objective": "supervised", "bits": 4}
     words |= {"feature_dim": 32, "class_names": list("abcdefghij"), "protocol": "p", "client": "c", "card": CARD}
     check(from_bytes(pack_device(words, extractor.eval(), None)), images, tmp_path, 0.985)
+
+
+def test_features_whose_codes_start_below_zero(pictures):
+    images = pictures.images[:100]
+    model = made(4, images, pictures.labels, width=4)
+    (codes,) = (m for m in model.classifier.model.modules() if isinstance(m, RangeCodes))
+    codes.low.fill_(-0.4)
+    scores, network = scores_of(model, images)
+    assert np.median(np.abs(scores / 2.0**network.score_bits - model.logits(images).numpy())) <= 1e-3
+
+
+def test_images_that_are_rounded_first(pictures):
+    """With quantize_input = False an image is rounded to the model's own bits."""
+    images = pictures.images[:100]
+    model = made(3, images, pictures.labels, width=4, options=LowBitOptions(quantize_input=False))
+    scores, network = scores_of(model, images)
+    assert isinstance(network.operations[0], Average) and network.operations[0].top == 7
+    ours = model.logits(images).numpy()
+    assert (scores.argmax(1) == ours.argmax(1)).mean() >= 0.95
 
 
 @pytest.mark.parametrize("bits", [2, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (4, 6)), 8])

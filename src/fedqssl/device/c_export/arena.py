@@ -13,7 +13,7 @@ from fedqssl.device.c_export.operations import Convolution, Map, Network, Operat
 
 PATCH_MULTIPLE = 16
 """Patches are filled up with zeros to a multiple of this, so that loops over them have no rest."""
-SCRATCH_BYTES = 12 << 10
+SCRATCH_BYTES = 24 << 10
 """For patches and weights of a layer, unless one patch already takes more."""
 CHANNELS_AT_ONCE = 2
 MOST_PATCHES = 64
