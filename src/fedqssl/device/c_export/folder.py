@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedqssl import __version__
-from fedqssl.device.c_export.arena import Plan, plan
+from fedqssl.device.c_export.arena import SUMS_BYTES, Plan, plan
 from fedqssl.device.c_export.graph import lowered
 from fedqssl.device.c_export.operations import Convolution, Network
 from fedqssl.device.c_export.simulate import pattern, simulate
@@ -84,7 +84,7 @@ def notes(network: Network, places: Plan, source: Source) -> str:
         RAM_BYTES=f"{places.nbytes:,}",
         ARENA_BYTES=f"{places.codes:,}",
         WIDE_BYTES=f"{4 * places.wide:,}",
-        SCRATCH_BYTES=f"{2 * places.scratch:,}",
+        SCRATCH_BYTES=f"{2 * places.scratch + SUMS_BYTES:,}",
         IMAGE_BYTES=f"{image.size:,}",
         MACS=f"{macs:,}",
         SCORE_BITS=network.score_bits,

@@ -93,8 +93,8 @@ def _integer(value: int, width: int) -> str:
     return f"INT64_C({value})"
 
 
-LAYER_BYTES = 96
-POOL_BYTES = 64
+LAYER_BYTES = 88
+POOL_BYTES = 72
 """Of the structs ``Layer`` and ``Pool`` on a processor with pointers of 32 bits."""
 
 

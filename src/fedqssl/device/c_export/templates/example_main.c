@@ -27,10 +27,10 @@ static int check(void)
 {
     int wrong = 0;
     draw_pattern();
-    const int32_t class = model_predict(image, scores);
+    const int32_t found = model_predict(image, scores);
     for (int i = 0; i < MODEL_CLASSES; i++)
         wrong += scores[i] != expected[i];
-    printf("test pattern: class %ld (%s), %ld bytes of RAM\n", (long)class, model_class_names[class], MODEL_RAM_BYTES);
+    printf("test pattern: class %ld (%s), %ld bytes of RAM\n", (long)found, model_class_names[found], MODEL_RAM_BYTES);
     puts(wrong ? "WRONG: the scores differ from those of fedqssl" : "ok: the scores are those of fedqssl");
     return wrong != 0;
 }

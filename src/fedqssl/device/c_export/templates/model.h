@@ -7,6 +7,10 @@
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define MODEL_HEIGHT @SIZE@
 #define MODEL_WIDTH @SIZE@
 #define MODEL_CHANNELS @CHANNELS@ /* @CHANNEL_ORDER@ */
@@ -28,5 +32,9 @@ extern const char *const model_class_names[MODEL_CLASSES];
  * Memory is static, so calls must not overlap: not from two threads, not from an interrupt.
  */
 int32_t model_predict(const uint8_t *image, int32_t *scores);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
