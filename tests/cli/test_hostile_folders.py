@@ -66,7 +66,8 @@ def only_reading(monkeypatch, result):
         raise ValueError("read")
 
     monkeypatch.setattr("fedqssl.runs.lifecycle.play_to_end", play)
-    monkeypatch.setattr("fedqssl.maker.personal.device_bytes", read)
+    # Where it is called, not where it is defined: a module that is first imported now would keep the stand-in for good.
+    monkeypatch.setattr("fedqssl.maker.exporting.device_bytes", read)
     monkeypatch.setattr("fedqssl.maker.probing.probe_client", read)
     monkeypatch.setattr("fedqssl.reporting.page.costs", lambda run: "not here")
     monkeypatch.delenv("FEDQSSL_DEBUG", raising=False)
