@@ -40,7 +40,7 @@ def test_the_makefile_builds_and_checks(folder):
 
 
 def test_firmware_in_cpp_can_call_it(folder):
-    program = "#include \"model.h\"\nstatic uint8_t image[MODEL_IMAGE_BYTES];\nint main() { return model_predict(image, 0) < 0; }\n"
+    program = '#include "model.h"\nstatic uint8_t image[MODEL_IMAGE_BYTES];\nint main() { return model_predict(image, 0) < 0; }\n'
     (folder / "main.cpp").write_text(program)
     run([needed("gcc", "gcc"), "-c", "model.c"], folder)
     run([needed("g++", "g++"), "-o", "main", "main.cpp", "model.o"], folder)

@@ -15,6 +15,8 @@ from fedqssl.device.c_export.arena import Plan, padded
 from fedqssl.device.c_export.operations import Average, Convolution, Map, Maximum, Network
 
 COLUMNS = 116
+PER_LINE = 24
+"""Entries of a table in one line of C."""
 
 
 @cache
@@ -53,16 +55,15 @@ def string(text: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A constant array: its C type, its name, its entries as C writes them, and its bytes."""
+    """A constant array: its C type, its name, and its entries as C writes them."""
 
     kind: str
     name: str
     entries: tuple[str, ...]
-    nbytes: int
 
     def __str__(self) -> str:
-        lines = "\n".join(wrap(", ".join(self.entries), COLUMNS, break_on_hyphens=False))
-        return f"static const {self.kind} {self.name}[{len(self.entries)}] = {{\n{lines}}};\n"
+        lines = (", ".join(self.entries[i : i + PER_LINE]) for i in range(0, len(self.entries), PER_LINE))
+        return f"static const {self.kind} {self.name}[{len(self.entries)}] = {{\n" + ",\n".join(lines) + "};\n"
 
 
 class Tables:
@@ -75,7 +76,7 @@ class Tables:
     def add(self, kind: str, name: str, values: Iterable[int], width: int) -> str:
         """An array of integers of so many bytes; returns its name."""
         entries = tuple(_integer(int(v), width) for v in values)
-        self.found.append(Table(kind, name, entries, len(entries) * width))
+        self.found.append(Table(kind, name, entries))
         self.nbytes += len(entries) * width
         return name
 
