@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fedqssl.device.model import DeviceModel, from_bytes, pack_device
+from fedqssl.device.model import from_bytes, pack_device
 from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.local import fit_lowbit_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, to_lowbit
@@ -16,8 +16,8 @@ CARD["accuracy"]["calibration error"] = 0.0
 CARD |= {"training": {}, "bits": {}, "cost": {}}
 
 
-def made(bits, images, labels, name="small_cnn", width=8, options=None, kind="pooled", trust=False) -> DeviceModel:
-    """A network with batch-norm statistics of real images, and a classifier fitted on its features."""
+def made(bits, images, labels, name="small_cnn", width=8, options=None, kind="pooled", trust=False, brief=False):
+    """A network with batch-norm statistics of real images, and a classifier fitted on its features (brief: hardly)."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         encoder = build_model(name, width, images.shape[1], images.shape[-1])
@@ -25,11 +25,11 @@ def made(bits, images, labels, name="small_cnn", width=8, options=None, kind="po
     model = to_lowbit(network, Precision.for_bits(bits), options or LowBitOptions())
     model.train()
     with torch.no_grad():
-        for _ in range(20):
+        for _ in range(5 if brief else 20):
             model(images[:64].float() / 255)
     extractor = features_of(model.eval(), kind, images.shape[1], images.shape[-1])
     features = extract_features(extractor, images[:300])
-    classifier = fit_lowbit_classifier(features, labels[:300], 10, bits, epochs=15)
+    classifier = fit_lowbit_classifier(features, labels[:300], 10, bits, epochs=2 if brief else 15)
     size = images.shape[-1]
     words = {
         "model": name,

@@ -36,7 +36,7 @@ def command(*words) -> int:
 )
 def test_options_without_a_counterpart(bits, options, message, pictures):
     images = pictures.images[:, :, :8, :8]
-    model = made(bits, images, pictures.labels, width=2, options=LowBitOptions(**options))
+    model = made(bits, images, pictures.labels, width=2, options=LowBitOptions(**options), brief=True)
     with pytest.raises(CExportError, match=message):
         to_c(model)
 
@@ -50,7 +50,7 @@ def test_options_without_a_counterpart(bits, options, message, pictures):
 )
 def test_layers_without_a_counterpart(network, message, pictures):
     images = pictures.images[:, :, :8, :8]
-    model = made(4, images, pictures.labels, f"own_networks:{network}", trust=True)
+    model = made(4, images, pictures.labels, f"own_networks:{network}", trust=True, brief=True)
     with pytest.raises(CExportError, match=message):
         to_c(model)
 

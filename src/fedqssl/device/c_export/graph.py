@@ -40,7 +40,7 @@ def lowered(model: DeviceModel) -> Network:
             found = Flat((found,))  # behind a linear layer there is nothing to flatten
         if not isinstance(found, Flat):
             raise CExportError(f"the model's features are not averages of codes; {ELSE}")
-        scaled = replace(found, factor=found.factor / model.classifier.scale)
+        scaled = replace(found, divisor=model.classifier.scale)
         found = _walk(lowering, model.classifier.model, scaled, "classifier.")
     scores, score_bits = lowering.scores(found)
     return Network(tuple(lowering.operations), image, scores, score_bits, m.bits)
@@ -131,7 +131,7 @@ def _global_pool(lowering: Lowering, source: Any, name: str, inputs: list[Value]
     whole = view.source.map.height, view.source.map.width
     if isinstance(source, nn.AdaptiveMaxPool2d):
         return lowering.maximum(name, view, whole, whole, (0, 0))
-    return View(view.source, whole, whole)
+    return View(view.source, whole, whole, grouped=True)
 
 
 def _mean(lowering: Lowering, node: fx.Node, name: str, inputs: list[Value]) -> Value:
@@ -140,7 +140,7 @@ def _mean(lowering: Lowering, node: fx.Node, name: str, inputs: list[Value]) -> 
         raise CExportError(f"the C export knows means over height and width only, not {name}; {ELSE}")
     view = _unaveraged(node, name, inputs[0])
     whole = view.source.map.height, view.source.map.width
-    averaged = View(view.source, whole, whole)
+    averaged = View(view.source, whole, whole, grouped=True)
     return averaged if keep else Flat((averaged,))
 
 
@@ -154,7 +154,7 @@ def _flatten(lowering: Lowering, source: Any, name: str, inputs: list[Value]) ->
 
 
 def _cat(lowering: Lowering, node: fx.Node, name: str, inputs: list[Value]) -> Value:
-    parts = [given for given in inputs if isinstance(given, Flat) and given.factor == 1]
+    parts = [given for given in inputs if isinstance(given, Flat) and given.divisor == 1]
     if len(parts) != len(inputs) or rest(node) not in ([1], [-1]):
         raise CExportError(f"the C export joins vectors only, not {name}; {ELSE}")
     return Flat(tuple(view for part in parts for view in part.views))

@@ -24,6 +24,8 @@ from fedqssl.device.c_export.values import Codes, Flat, Layer, Sums, Value, View
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitNorm, RangeCodes
 
 ELSE = "use --format onnx"
+TORCH_GROUP = 16
+"""Values that torch's ``mean`` adds up before it adds up such sums (of at most 256 values)."""
 
 
 class CExportError(ValueError):
@@ -125,24 +127,26 @@ class Lowering:
         """Averages, or codes of another grid, as codes; nothing is to be done if the grid is the same."""
         if isinstance(source, (Codes, Sums)):
             raise CExportError(f"{name} does not round a view of codes; {ELSE}")
-        views, factor = (source.views, source.factor) if isinstance(source, Flat) else ((source,), 1.0)
+        views, divisor = (source.views, source.divisor) if isinstance(source, Flat) else ((source,), 1.0)
         low, high, top = float(codes.low), float(codes.high), 2**codes.bits - 1
         step = (high - low) / top if high > low else 1.0
         order = torch_order([view.map for view in views]) if isinstance(source, Flat) else None
         first = views[0]
-        if len(views) == 1 and factor == 1 and not first.averaged and first.source.on_grid(step, low, top):
+        if len(views) == 1 and divisor == 1 and not first.averaged and first.source.on_grid(step, low, top):
             return Codes(first.source.map, step, top, low, order)
         target = first.map if order is None else Map(1, 1, sum(view.map.size for view in views))
-        self._averages(name, views, factor, Codes(target, step, top, low))
+        self._averages(name, views, divisor, Codes(target, step, top, low))
         return Codes(target, step, top, low, order)
 
-    def _averages(self, name: str, views: Sequence[View], factor: float, grid: Codes) -> None:
+    def _averages(self, name: str, views: Sequence[View], divisor: float, grid: Codes) -> None:
         at = 0
         for view in views:
             source, area = view.source, view.window[0] * view.window[1]
-            each, start = factor * source.step / area / grid.step, (factor * source.low - grid.low) / grid.step
-            rescale = _rescale(name, each, start, float(source.top * area))
-            self.operations.append(Average(name, source.map, grid.map, at, view.window, view.stride, rescale, grid.top))
+            values = np.arange(source.top + 1, dtype=np.float32) * np.float32(source.step) + np.float32(source.low)
+            shape = at, view.window, view.stride, values, TORCH_GROUP if view.grouped else area
+            self.operations.append(
+                Average(name, source.map, grid.map, *shape, divisor, grid.low, 1.0 / grid.step, grid.top)
+            )
             at += view.map.size
 
     def scores(self, source: Value) -> tuple[Map, int]:

@@ -88,7 +88,25 @@ class Convolution:
 
 @dataclass(frozen=True, eq=False)
 class Average:
-    """Sums over windows, rescaled to codes that start at entry ``at`` of ``target``."""
+    """Means over windows as codes that start at entry ``at`` of ``target``: the only operation in float32.
+
+    ``((sum / area / divisor) - low) * inverse``, rounded half to even. Averages of few codes often lie exactly half-way between
+    two codes of the classifier, where the noise of float32 decides; so they are added up as our own runtime does it.
+
+    Args:
+        name: of the layer in the network.
+        source: what it reads.
+        target: what it writes, or a part of it.
+        at: first entry of that part.
+        window: height and width.
+        stride: down and across.
+        values: what each code of ``source`` stands for.
+        group: so many values are added up at a time, and then the sums of these groups.
+        divisor: features are divided by it.
+        low: lowest value of the codes of ``target``.
+        inverse: codes of ``target`` per unit.
+        top: largest code of ``target``.
+    """
 
     name: str
     source: Map
@@ -96,8 +114,17 @@ class Average:
     at: int
     window: Pair
     stride: Pair
-    rescale: Rescale
+    values: NDArray[np.float32]
+    group: int
+    divisor: float
+    low: float
+    inverse: float
     top: int
+
+    @property
+    def area(self) -> int:
+        """Pixels of a window."""
+        return self.window[0] * self.window[1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from fedqssl.device.c_export.operations import Average, Convolution, Map, Maximum, Network, Operation, Rescale
+from fedqssl.device.c_export.operations import (
+    Average,
+    Convolution,
+    Map,
+    Maximum,
+    Network,
+    Operation,
+    Rescale,
+    output_side,
+)
 
 Integers = NDArray[np.int64]
 
@@ -73,11 +82,25 @@ def _convolution(operation: Convolution, x: Integers, residual: Integers | None)
 
 
 def _average(operation: Average, x: Integers) -> Integers:
-    area = operation.window[0] * operation.window[1]
-    maps = torch.from_numpy(x.transpose(0, 3, 1, 2).astype(np.float64))
-    sums = (F.avg_pool2d(maps, operation.window, operation.stride) * area).round()
-    integers = sums.numpy().transpose(0, 2, 3, 1).astype(np.int64)
-    return _codes(_levels(integers, operation.rescale), operation.rescale.shift, operation.top)
+    """In float32, value by value in the order of the C code."""
+    values, one = operation.values[x], np.float32
+    (_, wide), (down, across) = operation.window, operation.stride
+    rows, columns = (
+        output_side(n, w, s) for n, w, s in zip(x.shape[1:3], operation.window, operation.stride, strict=True)
+    )
+    total = np.zeros((len(x), rows, columns, x.shape[3]), dtype=np.float32)
+    group = total.copy()
+    for i in range(operation.area):
+        top, left = divmod(i, wide)
+        group = (
+            group
+            + values[:, top : top + down * rows : down, left : left + across * columns : across][:, :rows, :columns]
+        )
+        if (i + 1) % operation.group == 0:
+            total, group = total + group, np.zeros_like(group)
+    mean = (group + total) / one(operation.area) / one(operation.divisor)
+    levels = (mean - one(operation.low)) * one(operation.inverse)
+    return np.rint(np.clip(levels, 0, operation.top)).astype(np.int64)
 
 
 def _maximum(operation: Maximum, x: Integers) -> Integers:

@@ -92,6 +92,8 @@ class View:
     source: Codes
     window: Pair = (1, 1)
     stride: Pair = (1, 1)
+    grouped: bool = False
+    """Added up by torch's ``mean``, which adds up groups, and not by a pooling layer."""
 
     @property
     def averaged(self) -> bool:
@@ -109,10 +111,10 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """Views side by side as one vector, times ``factor``."""
+    """Views side by side as one vector, divided by ``divisor``."""
 
     views: tuple[View, ...]
-    factor: float = 1.0
+    divisor: float = 1.0
 
 
 Value = Codes | Sums | View | Flat

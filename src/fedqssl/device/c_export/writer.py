@@ -80,6 +80,12 @@ class Tables:
         self.nbytes += len(entries) * width
         return name
 
+    def floats(self, name: str, values: NDArray[np.float32]) -> str:
+        """An array of floats; returns its name."""
+        self.found.append(Table("float", name, tuple(_float(float(v)) for v in values)))
+        self.nbytes += 4 * len(values)
+        return name
+
     def struct(self, kind: str, name: str, nbytes: int, **fields: object) -> None:
         """A struct with these fields."""
         inside = ", ".join(f".{key} = {value}" for key, value in fields.items())
@@ -92,6 +98,11 @@ def _integer(value: int, width: int) -> str:
     if width < 8:
         return str(value)
     return f"INT64_C({value})"
+
+
+def _float(value: float) -> str:
+    """A float32 in C99's hexadecimal form, which loses nothing."""
+    return f"{float(np.float32(value)).hex()}F"
 
 
 LAYER_BYTES = 88
@@ -127,28 +138,28 @@ def _pool(tables: Tables, at: int, operation: Average | Maximum) -> None:
     source, target = operation.source, operation.target
     sides = zip((source.height, source.width), operation.window, operation.stride, padding, strict=True)
     out = [(size + 2 * pad - window) // stride + 1 for size, window, stride, pad in sides]
-    numbers = (0, 0, 0, 0)
+    numbers: dict[str, object] = {}
     if isinstance(operation, Average):
-        numbers = (
-            int(operation.rescale.multiplier[0]),
-            int(operation.rescale.offset[0]),
-            operation.rescale.shift,
-            operation.top,
-        )
+        parts = {
+            "area": operation.area,
+            "divisor": operation.divisor,
+            "low": operation.low,
+            "inverse": operation.inverse,
+        }
+        values = tables.floats(f"values_{at}", operation.values)
+        numbers = {"values": values, **{name: _float(part) for name, part in parts.items()}}
+        numbers |= {"group": operation.group, "top": operation.top}
     tables.struct(
         "Pool",
         f"pool_{at}",
         POOL_BYTES,
-        multiplier=_integer(numbers[0], 8),
-        offset=_integer(numbers[1], 8),
+        **numbers,
         **_sides("in", (source.height, source.width)),
         channels=target.channels if isinstance(operation, Maximum) else source.channels,
         **_sides("out", out),
         **_sides("window", operation.window),
         **_sides("stride", operation.stride),
         **_sides("pad", padding),
-        shift=numbers[2],
-        top=numbers[3],
     )
 
 

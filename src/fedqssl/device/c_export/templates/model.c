@@ -44,16 +44,16 @@ typedef struct {
     const int32_t *added_wide;
 } Target;
 
-/* An average or a maximum over windows, of codes; an average is rounded to codes of another scale. */
+/* An average or a maximum over windows of codes. The last six are for averages. */
 typedef struct {
-    int64_t multiplier, offset;
     int32_t in_height, in_width, channels;
     int32_t out_height, out_width;
     int32_t window_height, window_width;
     int32_t stride_height, stride_width;
     int32_t pad_height, pad_width;
-    int32_t shift;
-    int32_t top;
+    const float *values; /* of the codes */
+    float area, divisor, low, inverse;
+    int32_t group, top;
 } Pool;
 
 @TABLES@
