@@ -14,6 +14,7 @@ from fedqssl.device.c_export.simulate import carry_out, simulate
 from fedqssl.device.model import from_bytes, pack_device
 from fedqssl.lowbit import LowBitOptions, Precision, to_lowbit
 from fedqssl.lowbit.layers import LowBitNorm, RangeCodes
+from fedqssl.maker.personal import device_model
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import build_model
 
@@ -117,6 +118,14 @@ def test_images_that_are_rounded_first(pictures):
     assert isinstance(network.operations[0], Average) and network.operations[0].top == 7
     ours = model.logits(images).numpy()
     assert (scores.argmax(1) == ours.argmax(1)).mean() >= 0.95
+
+
+def test_a_client_of_a_run(finished, pictures):
+    """At 2 bits, pooled features often lie half-way between two codes of the classifier: the noise of float32 decides."""
+    model, images = device_model(finished, "client-00"), pictures.images[:300]
+    scores, _ = scores_of(model, images)
+    assert model.manifest.bits == 2
+    assert (scores.argmax(1) == model.logits(images).numpy().argmax(1)).mean() >= 0.99
 
 
 @pytest.mark.parametrize("bits", [2, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (4, 6)), 8])

@@ -1,4 +1,4 @@
-"""A device model as a folder of plain C99 for microcontrollers: integers only, no allocation, s-bit weights.
+"""A device model as a folder of plain C99 for microcontrollers: integers (averages: float32), no allocation, s-bit weights.
 
 ``graph`` walks the model and ``lower`` writes down integer operations, ``arena`` places their maps in memory, ``writer``
 makes C of them, and ``simulate`` is what the C must compute, bit for bit. Start reading in ``operations``.

@@ -100,7 +100,8 @@ def _average(operation: Average, x: Integers) -> Integers:
             total, group = total + group, np.zeros_like(group)
     mean = (group + total) / one(operation.area) / one(operation.divisor)
     levels = (mean - one(operation.low)) * one(operation.inverse)
-    return np.rint(np.clip(levels, 0, operation.top)).astype(np.int64)
+    codes: Integers = np.rint(np.clip(levels, 0, operation.top)).astype(np.int64)
+    return codes
 
 
 def _maximum(operation: Maximum, x: Integers) -> Integers:

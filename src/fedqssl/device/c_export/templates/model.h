@@ -1,6 +1,6 @@
 /* A low-bit image classifier in plain C99, written by fedqssl @VERSION@. README.md describes it.
  *
- * Integer arithmetic only, no memory allocation, no library but <stdint.h>, <stddef.h> and <string.h>.
+ * Integer arithmetic (averages: float), no memory allocation, no library but <stdint.h>, <stddef.h> and <string.h>.
  */
 #ifndef FEDQSSL_MODEL_H
 #define FEDQSSL_MODEL_H
