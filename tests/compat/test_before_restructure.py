@@ -71,8 +71,11 @@ def test_probe_and_export_work_on_a_finished_run(old):
             name: value for name, value in accuracy.items() if not name.startswith("accuracy of ")
         }  # controls are newer
         assert len(kept) < len(accuracy)
-        assert {**made.manifest.card, "accuracy": kept} == before.manifest.card
-        assert torch.equal(made.logits(IMAGES), before.logits(IMAGES))
+        known = before.manifest.card["accuracy"]
+        # sums of floats differ in the last digits between AVX2 and AVX-512
+        kept["calibration error"] = pytest.approx(kept["calibration error"], rel=1e-5)
+        assert known == kept and {**made.manifest.card, "accuracy": known} == before.manifest.card
+        torch.testing.assert_close(made.logits(IMAGES), before.logits(IMAGES), rtol=0, atol=1e-4)
 
 
 def test_a_finished_run_is_not_run_again(old):

@@ -9,7 +9,16 @@ import torch.nn.functional as F
 from fedqssl.evaluation import knn_accuracy
 from fedqssl.evaluation.classifier import feature_range, fit_device_classifier, folded_logistic, on_grid, round_weights
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
-from fedqssl.evaluation.logistic import DECAYS, UNJUDGED, Rotated, choose, fit_logistic, folds_of, logits_of
+from fedqssl.evaluation.logistic import (
+    DECAYS,
+    UNJUDGED,
+    Rotated,
+    choose,
+    choose_levels,
+    fit_logistic,
+    folds_of,
+    logits_of,
+)
 from fedqssl.evaluation.outcome import outcome
 from fedqssl.evaluation.probe import linear_probe
 from fedqssl.lowbit import Precision, load_bytes, to_bytes
@@ -181,3 +190,43 @@ def test_rounding_in_turn_changes_logits_less_than_rounding_alone(bits):
     centred = x.double() - x.double().mean(0)
     errors = [float((centred @ (w - weight)).square().mean()) for w in (rounded, nearest)]
     assert errors[0] < 0.75 * errors[1]
+
+
+def leveled(fine: bool, n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two coarse features and sixty fine ones; what tells the classes apart is in one of the two levels."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (n,), generator=g)
+    signal, coarse, many = torch.eye(3)[y], torch.randn(n, 3, generator=g), torch.randn(n, 60, generator=g)
+    if fine:
+        return torch.cat([coarse, many + 0.8 * signal.repeat(1, 20)], 1), y
+    return torch.cat([coarse + 2 * signal, many], 1), y
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_labels_decide_how_much_the_finer_level_counts(fine):
+    (x, y), levels = leveled(fine, 120, 0), (3, 60)
+    chosen, factor = choose_levels((x - x.mean(0)) / x.std(0), y, 3, torch.Generator().manual_seed(0), levels)
+    r = float(factor[-1])
+    assert factor[:3].tolist() == [1.0] * 3 and factor[3:].unique().tolist() == [r] and chosen.loss < math.log(3)
+    assert r == 1.0 if fine else r == 0.25
+
+
+def test_levels_are_folded_into_the_weights():
+    """The device computes nothing more, and the finer level has not cost what it would have cost unweighed."""
+    (x, y), (a, b) = leveled(False, 120, 0), leveled(False, 3000, 1)
+    weight, bias = folded_logistic(x.double(), y, 3, torch.Generator().manual_seed(0), (3, 60))
+    weighed, plain = (float(((a.double() @ w + c).argmax(1) == b).double().mean()) for w, c in (
+        (weight, bias), folded_logistic(x.double(), y, 3, torch.Generator().manual_seed(0))))  # fmt: skip
+    assert weighed > plain + 0.02
+    assert fit_device_classifier(x, y, 3, 8, levels=(3, 60)).accuracy(a, b) == pytest.approx(weighed, abs=0.02)
+    with pytest.raises(ValueError, match="levels of 3, 50 features do not add up to 63"):
+        fit_device_classifier(x, y, 3, 8, levels=(3, 50))
+
+
+def test_more_features_than_rows_are_rotated_as_by_svd():
+    u = torch.randn(40, 1100, generator=torch.Generator().manual_seed(0)).double()
+    u = u - u.mean(0)
+    found = Rotated.of(u)
+    values = torch.linalg.svd(u)[1][:39].square() / 40
+    assert torch.allclose(found.spread.sort(descending=True).values, values)
+    assert torch.allclose(found.values @ found.basis.T, u) and found.basis.shape == (1100, 39)

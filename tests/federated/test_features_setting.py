@@ -14,7 +14,10 @@ from tiny_run import tiny
 def test_the_task_gives_the_features_that_are_set(kind, bits):
     task = make_task(tiny(features=kind), 1, 10)
     extractor = task.extractor(task.converted(bits), 24)
-    assert feature_dim(extractor, 1, 24) == {"pooled": 32, "grid2": 4 * 32, "stages": 32 + 16 * 8}[kind]
+    assert (
+        feature_dim(extractor, 1, 24)
+        == {"pooled": 32, "grid2": 4 * 32, "stages": 32 + 16 * 8, "pyramid": 32 + (16 + 64) * 8}[kind]
+    )
 
 
 def test_jobs_carry_it_and_older_ones_are_pooled():

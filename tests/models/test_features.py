@@ -9,7 +9,7 @@ from torch import nn
 
 from fedqssl.evaluation import extract_features
 from fedqssl.lowbit import Precision, load_bytes, to_bytes, to_lowbit
-from fedqssl.models.features import FEATURES, feature_dim, features_of, stage_ends
+from fedqssl.models.features import FEATURES, feature_dim, features_of, part_lengths, stage_ends
 from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
 from fedqssl.models.registry import MODELS, build_model
 from fedqssl.models.resnet import projector
@@ -39,6 +39,15 @@ def test_features_by_hand():
     assert torch.allclose(features_of(model, "grid2")(images), torch.stack(quarters, 2).flatten(1), atol=1e-6)
     grid = F.avg_pool2d(middle, 4).flatten(1)
     assert torch.allclose(features_of(model, "stages")(images), torch.cat([last.mean((2, 3)), grid], 1), atol=1e-6)
+    pyramid = torch.cat([last.mean((2, 3)), grid, F.avg_pool2d(middle, 2).flatten(1)], 1)
+    assert torch.allclose(features_of(model, "pyramid")(images), pyramid, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "lengths"), [("stages", (16, 64)), ("pyramid", (16, 64, 256)), ("grid2", (64,))])
+def test_lengths_of_the_parts(kind, lengths):
+    for bits in (4, 32):
+        extractor = features_of(to_lowbit(network(), Precision.for_bits(bits)), kind)
+        assert part_lengths(extractor) == lengths and feature_dim(extractor) == sum(lengths)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -48,7 +57,7 @@ def test_every_model_has_every_kind_at_every_bitwidth(name, kind, bits):
     model = to_lowbit(network(name, 2, 1), Precision.for_bits(bits))
     extractor = features_of(model, kind, channels=1)
     found = extract_features(extractor, torch.randint(0, 256, (5, 1, 32, 32), dtype=torch.uint8))
-    dim = {"pooled": 16, "grid2": 64, "stages": 16 + 16 * 4}[kind]
+    dim = {"pooled": 16, "grid2": 64, "stages": 16 + 16 * 4, "pyramid": 16 + 16 * 4 + 64 * 4}[kind]
     assert found.shape == (5, dim) and feature_dim(extractor, channels=1) == dim
     assert found.isfinite().all() and found.std() > 0
 

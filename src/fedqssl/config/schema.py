@@ -82,6 +82,9 @@ class RunConfig(Section):
     """Limit on the training images used; by default all."""
     image_size: Annotated[int, Field(ge=8, le=MAX_IMAGE_SIZE)] = 32
     """Side that every image is resized to (centre square): 64 or 96 keep finer details and cost 4 or 9 times as much."""
+    image_contrast: Literal["as_is", "stretch"] = "as_is"
+    """``stretch``: every image gets the same brightness and contrast before a network sees it, in training, evaluation and device
+    files; for photos in changing light. Supervised algorithms take images as they are."""
     on_bad: Literal["error", "skip"] = "error"
     """Whether a corrupt image is an error (which names it) or is skipped with a warning."""
     group: Literal["none", "prefix", "folder"] = "none"
@@ -160,9 +163,9 @@ class RunConfig(Section):
     distill: DistillConfig = DistillConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     views: ViewsConfig = ViewsConfig()
-    features: Literal["pooled", "grid2", "stages"] = "pooled"
-    """What probes, neighbours and devices see of the model: its last maps averaged, averaged by quarters, or beside those of a
-    stage in the middle."""
+    features: Literal["pooled", "grid2", "stages", "pyramid"] = "pooled"
+    """What probes, neighbours and devices see of the model: its last maps averaged, averaged by quarters, beside a grid of a
+    stage in the middle, or beside a coarse and a fine grid of it (``pyramid``), whose weights the labels decide."""
 
     @model_validator(mode="before")
     @classmethod

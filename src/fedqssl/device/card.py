@@ -41,6 +41,8 @@ def markdown(manifest: Manifest, file_bytes: int) -> str:
     lines = [f"# {m.model}, {m.bits} bits, for {m.client}", ""]
     lines += [f"A personal low-bit image classifier of {len(m.class_names)} classes in {size}, made by fedqssl.", ""]
     lines += [f"Input: {kind} images, resized to {m.size}x{m.size} (centre square), pixels as `{m.normalisation}`.", ""]
+    if m.contrast == "stretch":
+        lines += ["Every image gets the same brightness and contrast first; the file does that by itself.", ""]
     if m.features != "pooled":
         lines += [f"Features: {FEATURES[m.features].description}; {m.feature_dim} numbers.", ""]
     for title in ("data", "training", "bits", "accuracy", "cost"):

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedqssl.header import Header
 from fedqssl.lowbit.container import MAGIC as CONTAINER_MAGIC
+from fedqssl.models.contrast import Contrast
 from fedqssl.models.features import Features
 
 MAX_BYTES = 1 << 30
@@ -53,6 +54,7 @@ class Manifest(BaseModel):
         bits: of weights and activations.
         scale: features are divided by it before the classifier.
         features: what the classifier sees of the network (``fedqssl.models.features``).
+        contrast: what happens to an image first (``fedqssl.models.contrast``).
         feature_dim: length of a feature vector.
         class_names: by label.
         protocol: of the run that produced it.
@@ -73,6 +75,7 @@ class Manifest(BaseModel):
     bits: Annotated[int, Field(ge=1, le=32)]
     scale: Annotated[float, Field(gt=0)] = 1.0
     features: Features = "pooled"
+    contrast: Contrast = "as_is"
     feature_dim: Count
     class_names: list[Text]
     protocol: Text
@@ -96,8 +99,9 @@ class Manifest(BaseModel):
 def encode(manifest: Manifest, extractor: bytes, classifier: bytes) -> bytes:
     """The bytes of a device file; equal parts give equal bytes."""
     values = manifest.model_dump()
-    if manifest.features == "pooled":  # as in files from before the key
-        del values["features"]
+    for key in ("features", "contrast"):
+        if values[key] == Manifest.model_fields[key].default:  # as in files from before the key
+            del values[key]
     text = json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
     rest = _LENGTH.pack(len(text)) + text + extractor + classifier
     return HEADER.wrap(rest)

@@ -17,6 +17,7 @@ from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, keep_ready, load_bytes, to_bytes, to_lowbit
 from fedqssl.lowbit.container import ContainerError, read_header
+from fedqssl.models.contrast import with_contrast
 from fedqssl.models.features import feature_dim, features_of
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import MODELS, build_model
@@ -152,6 +153,7 @@ def _extractor(manifest: Manifest, network: SelfSupervisedNetwork, options: LowB
     """What a device needs of the network, in its bits; a supervised one is needed whole."""
     model, image = to_lowbit(network, Precision.for_bits(manifest.bits), options), (manifest.channels, manifest.size)
     extractor = model if manifest.supervised else features_of(model, manifest.features, *image)
+    extractor = with_contrast(extractor, manifest.contrast)
     pooled = manifest.features == "pooled"
     dim = int(network.encoder.feature_dim) if pooled else feature_dim(extractor, *image)  # type: ignore[arg-type]
     if dim != manifest.feature_dim:

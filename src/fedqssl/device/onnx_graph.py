@@ -16,6 +16,7 @@ from fedqssl.device.arguments import flattens_all, mean_arguments, pair, pools_t
 from fedqssl.lowbit.fp32_layers import ClippedReLU, FullConv2d, FullLinear, effective_weight
 from fedqssl.lowbit.layers import InputCodes, LowBitConv2d, LowBitLinear, LowBitNorm, RangeCodes, TanhCodes
 from fedqssl.lowbit.weight import LowBitWeight
+from fedqssl.models.contrast import LEAST, SPREAD, Stretch
 from fedqssl.models.network import FeatureMark
 
 
@@ -302,6 +303,17 @@ def _cat(w: GraphWriter, node: fx.Node, name: str, inputs: list[Value]) -> Value
     return Value(w.op("Concat", *(w.floats(v) for v in inputs), axis=given[0] if given else 0), inputs[0].rank)
 
 
+def _stretch(w: GraphWriter, m: Stretch, name: str, inputs: list[Value]) -> Value:
+    """Whole images to one mean and spread, as 8-bit codes."""
+    x, axes = w.floats(inputs[0]), w.constant("axes_of_an_image", [1, 2, 3], np.int64)
+    centred = w.op("Sub", x, w.op("ReduceMean", x, axes, keepdims=1))
+    variance = w.op("ReduceMean", w.op("Mul", centred, centred), axes, keepdims=1)
+    factor = w.op("Div", w.number(SPREAD), w.op("Max", w.op("Sqrt", variance), w.number(LEAST)))
+    y = w.op("Add", w.op("Mul", centred, factor), w.number(0.5))
+    codes = w.quantized(w.op("Mul", y, w.number(255.0)), 4, 8, 1.0 / 255)
+    return Value(w.floats(codes), 4) if w.full else codes
+
+
 Write = Callable[[GraphWriter, Any, str, list[Value]], Value]
 _MODULES: dict[Any, Write] = {
     LowBitConv2d: _lowbit_conv,
@@ -318,6 +330,7 @@ _MODULES: dict[Any, Write] = {
     (nn.MaxPool2d, nn.AvgPool2d): _pool,
     (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d): _global_pool,
     nn.Flatten: _flatten,
+    Stretch: _stretch,
 }
 _FUNCTIONS: dict[Any, Write] = {
     torch.flatten: _flatten,

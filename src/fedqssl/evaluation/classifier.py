@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier, fit_lowbit_classifier
-from fedqssl.evaluation.logistic import Rotated, choose, fit_logistic
+from fedqssl.evaluation.logistic import Rotated, choose, choose_levels, fit_logistic
 from fedqssl.lowbit import Precision
 from fedqssl.lowbit.layers import LowBitLinear, RangeCodes
 from fedqssl.quant.compand import IDENTITY as UNIFORM
 from fedqssl.quant.compand import compand_codes, compand_pack, compand_scale, compand_values
 
 ClassifierKind = Literal["regression", "sgd"]
+Levels = tuple[int, ...] | None
+"""How many features each level has, coarse to fine (``features = "pyramid"``); None: all features count alike."""
 FULL = 32
 LARGEST = 0.5
 """Largest weight of a device's layer; what is missing or too much goes into the features' scale. The layer's limit is 1."""
@@ -32,12 +34,15 @@ _TAILS = (2e-4, 1e-3, 3e-3, 0.01, 0.02, 0.04)
 _SAMPLE = 30_000
 
 
-def fit_device_classifier(x: Tensor, y: Tensor, num_classes: int, bits: int, *, seed: int = 0) -> LowBitClassifier:
+def fit_device_classifier(
+    x: Tensor, y: Tensor, num_classes: int, bits: int, *, seed: int = 0, levels: Levels = None
+) -> LowBitClassifier:
     """Fit a linear classifier with s-bit weights on s-bit features; deterministic.
 
     1. The range of the features' grid is chosen for the least rounding error.
-    2. Logistic regression on the rounded, standardised features; weight decay and temperature by cross-validation.
-    3. Standardisation and temperature are folded into weights and bias.
+    2. Logistic regression on the rounded, standardised features; weight decay, temperature and how much finer levels count by
+       cross-validation.
+    3. Standardisation, temperature and levels are folded into weights and bias.
     4. Weights are rounded one feature after the other; what rounding changes, the features that follow make up for.
 
     Args:
@@ -46,6 +51,7 @@ def fit_device_classifier(x: Tensor, y: Tensor, num_classes: int, bits: int, *, 
         num_classes: C.
         bits: s, 1..16, or 32 for no rounding.
         seed: of the folds of cross-validation.
+        levels: see :data:`Levels`.
 
     Raises:
         ValueError: features that are not finite, or labels that are out of range.
@@ -53,7 +59,7 @@ def fit_device_classifier(x: Tensor, y: Tensor, num_classes: int, bits: int, *, 
     _check(x, y, num_classes)
     low, high = (0.0, 0.0) if bits == FULL else feature_range(x, bits)
     seen = x.double() if bits == FULL else on_grid(x.double(), bits, low, high)
-    weight, bias = folded_logistic(seen, y, num_classes, torch.Generator().manual_seed(seed))
+    weight, bias = folded_logistic(seen, y, num_classes, torch.Generator().manual_seed(seed), levels)
     largest = float(weight.abs().max())
     scale = LARGEST / largest if largest > 0 else 1.0
     model = empty_classifier(x.shape[1], num_classes, Precision.for_bits(bits))
@@ -74,11 +80,12 @@ def fit_device_classifier(x: Tensor, y: Tensor, num_classes: int, bits: int, *, 
 
 
 def fit_classifier(
-    kind: ClassifierKind, x: Tensor, y: Tensor, num_classes: int, bits: int, seed: int
+    kind: ClassifierKind, x: Tensor, y: Tensor, num_classes: int, bits: int, seed: int, levels: Levels = None
 ) -> LowBitClassifier:
     """A client's classifier: ``regression`` (:func:`fit_device_classifier`), or by ``sgd`` in its bits as the paper trains it."""
-    fit = fit_device_classifier if kind == "regression" else fit_lowbit_classifier
-    return fit(x, y, num_classes, bits, seed=seed)
+    if kind == "regression":
+        return fit_device_classifier(x, y, num_classes, bits, seed=seed, levels=levels)
+    return fit_lowbit_classifier(x, y, num_classes, bits, seed=seed)
 
 
 def _check(x: Tensor, y: Tensor, num_classes: int) -> None:
@@ -111,10 +118,13 @@ def feature_range(x: Tensor, bits: int) -> tuple[float, float]:
     return min(pairs, key=lambda ends: float((on_grid(some, bits, *ends) - some).square().mean()))
 
 
-def folded_logistic(x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def folded_logistic(
+    x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator, levels: Levels = None
+) -> tuple[Tensor, Tensor]:
     """Calibrated logistic regression on standardised features, as weights (d, C) and bias (C,) for the features as they are.
 
-    With ``u = (x - mean) / std``, solution (V, c) and sharpness t: ``W = t V / std``, ``b = t c - mean W``.
+    With ``u = a (x - mean) / std``, solution (V, c) and sharpness t: ``W = t a V / std``, ``b = t c - mean W``. Level i of the
+    features has ``a = r^i``: a finer level gets larger weights only if it repays a decay that is ``r^-2`` times stronger.
     """
     weight = torch.zeros(x.shape[1], num_classes, dtype=x.dtype)
     bias = torch.zeros(num_classes, dtype=x.dtype)
@@ -122,7 +132,11 @@ def folded_logistic(x: Tensor, y: Tensor, num_classes: int, generator: torch.Gen
     if len(classes) > 1:
         mean, std = x.mean(0), _spread(x)
         u = (x - mean) / std
-        chosen = choose(u, label, len(classes), generator)
+        if levels is None:
+            chosen = choose(u, label, len(classes), generator)
+        else:
+            chosen, a = choose_levels(u, label, len(classes), generator, levels)
+            u, std = a * u, std / a
         rotated = Rotated.of(u)
         everyone = torch.ones(1, len(u), dtype=u.dtype)
         solution = chosen.sharpness * fit_logistic(rotated, label, len(classes), chosen.decay, everyone)[0]
@@ -134,9 +148,11 @@ def folded_logistic(x: Tensor, y: Tensor, num_classes: int, generator: torch.Gen
     return weight, bias
 
 
-def logistic_accuracy(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, num_classes: int, seed: int = 0) -> float:
+def logistic_accuracy(
+    x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, num_classes: int, seed: int = 0, levels: Levels = None
+) -> float:
     """Test accuracy of :func:`folded_logistic`; the test rows play no part in the fit."""
-    weight, bias = folded_logistic(x, y, num_classes, torch.Generator().manual_seed(seed))
+    weight, bias = folded_logistic(x, y, num_classes, torch.Generator().manual_seed(seed), levels)
     return float(((test_x @ weight + bias).argmax(1) == test_y).double().mean())
 
 
@@ -187,6 +203,7 @@ def _in_turn(weight: Tensor, factor: Tensor, bits: int, m: float) -> Tensor:
 
 __all__ = [
     "ClassifierKind",
+    "Levels",
     "feature_range",
     "fit_classifier",
     "fit_device_classifier",

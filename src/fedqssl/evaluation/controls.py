@@ -106,7 +106,9 @@ def verdict(measured: Sequence[Measured], steps: int | None = None, knn_gain: fl
         )
     if knn_gain is not None and knn_gain < 0:
         return f"{found} By kNN, training made the features worse: try {_VIEWS}."
-    return f"{found} Try a larger width, or other features (features=stages)."
+    return (
+        f"{found} Try views that suit the images (views.preset), finer features (features=pyramid) or a larger width."
+    )
 
 
 _VIEWS = "views that suit the images (views.preset) and a smaller ssl.temperature"

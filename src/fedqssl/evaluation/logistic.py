@@ -5,6 +5,7 @@ Legend: u (N, d) standardised features, y (N,) labels, F folds, C classes, e eig
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,8 @@ FEW = 4
 """With fewer labels a class than this, held-out losses are noise: the strongest decay is taken, close to class means."""
 MOST_ROWS = 1500
 """Rows that cross-validation looks at; the decay that suits them suits more rows when scaled by their number."""
+LONG = 1000
+"""With more features than this, and fewer rows, an eigenvalue problem of the rows is several times faster than an SVD."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +36,12 @@ class Rotated:
         n, d = u.shape
         if n >= d:
             spread, basis = torch.linalg.eigh(u.double().T @ u.double() / n)
-        else:
+        elif d <= LONG:
             _, s, vh = torch.linalg.svd(u, full_matrices=False)
             spread, basis = s.double().square() / n, vh.T
+        else:
+            spread, rows = torch.linalg.eigh(u.double() @ u.double().T / n)
+            basis = u.double().T @ rows / (n * spread.clamp(min=1e-30)).sqrt()
         kept = spread > 1e-10 * spread.max().clamp(min=1e-20)
         basis = basis[:, kept].to(u.dtype).contiguous()  # (d, r)
         return cls(u @ basis, basis, spread[kept].to(u.dtype))
@@ -114,6 +120,8 @@ class Chosen:
     loss: float
 
 
+RATIOS = (1.0, 0.5, 0.25)
+"""How much the next finer level of the features may count, relative to the level before."""
 UNJUDGED = Chosen(DECAYS[0], 1.0, float("inf"))
 """For one label per class."""
 
@@ -149,6 +157,26 @@ def choose(u: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -
     return best
 
 
+def choose_levels(
+    u: Tensor, y: Tensor, num_classes: int, generator: torch.Generator, levels: Sequence[int]
+) -> tuple[Chosen, Tensor]:
+    """How much each finer level of the features counts, by the least held-out loss; with what :func:`choose` chooses there.
+
+    Returns:
+        The choice, and the factor of each feature (d,): ``r^i`` for those of level i.
+    """
+    if sum(levels) != u.shape[1]:
+        raise ValueError(f"levels of {', '.join(map(str, levels))} features do not add up to {u.shape[1]}")
+    level = torch.arange(len(levels)).repeat_interleave(torch.tensor(levels)).to(u.dtype)
+    state, best, factor = generator.get_state(), UNJUDGED, torch.ones_like(level)
+    for r in RATIOS:
+        generator.set_state(state)  # the same folds for all
+        found = choose(u * r**level, y, num_classes, generator)
+        if found.loss < best.loss:
+            best, factor = found, r**level
+    return best, factor
+
+
 def _sharpness(logits: Tensor, y: Tensor) -> tuple[float, float]:
     """The factor on logits with the least log-loss, and that loss."""
     factors = torch.logspace(-1.5, 1.0, 41, dtype=logits.dtype)
@@ -157,4 +185,4 @@ def _sharpness(logits: Tensor, y: Tensor) -> tuple[float, float]:
     return float(factors[at]), float(losses[at])
 
 
-__all__ = ["Chosen", "Rotated", "choose", "fit_logistic", "folds_of", "logits_of"]
+__all__ = ["Chosen", "Rotated", "choose", "choose_levels", "fit_logistic", "folds_of", "logits_of"]

@@ -157,7 +157,10 @@ def class_count(train: ImageSet, test: ImageSet) -> int:
 
 
 def make_task(config: RunConfig, channels: int, classes: int) -> Task:
-    """What the server and all clients of this run share. Supervised models end in a classifier: ``features`` is not for them."""
+    """What the server and all clients of this run share.
+
+    Supervised models end in a classifier: ``features`` and ``image_contrast`` are not for them.
+    """
     objective = get_algorithm(config.algorithm).objective or config.objective
     return Task(
         model=config.model,
@@ -176,6 +179,7 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
         features="pooled" if objective == SUPERVISED else config.features,
         image_size=config.image_size,
         momentum=config.ssl.momentum,
+        contrast="as_is" if objective == SUPERVISED else config.image_contrast,
     )
 
 

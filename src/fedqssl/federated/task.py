@@ -16,7 +16,8 @@ from torch import Tensor, fx, nn
 from fedqssl.evaluation.classifier import ClassifierKind
 from fedqssl.federated.randomness import derived_seed
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
-from fedqssl.models.features import Features, features_of
+from fedqssl.models.contrast import Contrast, stretched, with_contrast
+from fedqssl.models.features import FEATURES, Features, features_of, part_lengths
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import IMAGE_SIZE, build_model
 from fedqssl.ssl.byol import TargetNetwork
@@ -47,6 +48,7 @@ class Task:
     features: Features = "pooled"
     image_size: int = IMAGE_SIZE
     momentum: float = 0.99
+    contrast: Contrast = "as_is"
 
     @property
     def supervised(self) -> bool:
@@ -74,7 +76,11 @@ class Task:
 
     def extractor(self, model: fx.GraphModule, size: int) -> fx.GraphModule:
         """The part of a run's model that gives the run's features of images of this size; weights are shared."""
-        return features_of(model, self.features, self.in_channels, size)
+        return with_contrast(features_of(model, self.features, self.in_channels, size), self.contrast)
+
+    def levels(self) -> tuple[int, ...] | None:
+        """Lengths of the parts of the run's features that a classifier weighs against each other; None: it weighs nothing."""
+        return None if self.supervised or not FEATURES[self.features].weighed else _levels(self)
 
     def batch(self, images: int) -> int:
         """Images per step of a client with this many images: a full batch, or all of them if there are fewer."""
@@ -86,7 +92,7 @@ class Task:
 
     def two_views(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Two views of each uint8 image (N, C, H, W), as the run's settings make them: (2N, C, H', W')."""
-        return two_views(images, generator, self.views)
+        return two_views(stretched(images) if self.contrast == "stretch" else images, generator, self.views)
 
     def loss(self, outputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """The objective's loss of 2N views; labels (N,) are used only by the supervised objective."""
@@ -110,6 +116,12 @@ class Task:
 @functools.lru_cache(maxsize=16)
 def _prototype(task: Task, bits: int) -> fx.GraphModule:
     return to_lowbit(task.network(), Precision.for_bits(bits), task.options)
+
+
+@functools.lru_cache(maxsize=16)
+def _levels(task: Task) -> tuple[int, ...]:
+    size = task.image_size
+    return part_lengths(features_of(task.converted(32), task.features, task.in_channels, size), task.in_channels, size)
 
 
 @functools.lru_cache(maxsize=16)

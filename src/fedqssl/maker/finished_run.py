@@ -132,7 +132,8 @@ class FinishedRun:
 
     def features(self, name: str, images: Sequence[Tensor]) -> list[Tensor]:
         """Features of each of these image tensors, from ``RUN/cache`` if the same were asked for before."""
-        key = hashlib.sha256(self.payload(name) + self.context.task.features.encode())
+        task = self.context.task
+        key = hashlib.sha256(self.payload(name) + f"{task.features} {task.contrast}".encode())
         for part in images:
             key.update(str(tuple(part.shape)).encode() + part.contiguous().numpy().tobytes())
         path = self.folder.path / "cache" / f"features-{key.hexdigest()[:24]}.safetensors"

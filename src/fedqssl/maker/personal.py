@@ -69,6 +69,7 @@ def _packed(task: Task, extractor: fx.GraphModule, probe: Probe, size: int, prot
         "objective": task.objective,
         "bits": probe.bits,
         "features": task.features,
+        "contrast": task.contrast,
         "feature_dim": feature_dim(seen, task.in_channels, size),
         "class_names": list(probe.class_names),
         "protocol": protocol,

@@ -155,7 +155,7 @@ def fit_probe(
         known, labels = features[0][kept], labels[kept]
         if settings.method == "linear":
             seed = derived_seed(task.seed, "local probe", name, *purpose)
-            classifier = fit_classifier(task.classifier, known, labels, classes, bits, seed)
+            classifier = fit_classifier(task.classifier, known, labels, classes, bits, seed, task.levels())
         if asked is not None and classifier is not None:
             shares = classifier.logits(asked).softmax(1)
         elif asked is not None:

@@ -16,7 +16,7 @@ from fedqssl.lowbit.fp32_layers import ClippedReLU
 from fedqssl.lowbit.layers import LowBitNorm, TanhCodes
 from fedqssl.models.network import SelfSupervisedNetwork, feature_extractor
 
-Features = Literal["pooled", "grid2", "stages"]
+Features = Literal["pooled", "grid2", "stages", "pyramid"]
 
 
 class Part(NamedTuple):
@@ -27,10 +27,14 @@ class Part(NamedTuple):
 
 
 class FeatureKind(NamedTuple):
-    """One kind of features: a line about it, and its parts, side by side; no parts: the network's own output."""
+    """One kind of features: a line about it, and its parts, side by side; no parts: the network's own output.
+
+    Where parts are ``weighed``, coarse to fine, a classifier's labels decide how much the finer ones count.
+    """
 
     description: str
     parts: tuple[Part, ...] = ()
+    weighed: bool = False
 
 
 FEATURES: dict[str, FeatureKind] = {
@@ -42,8 +46,15 @@ FEATURES: dict[str, FeatureKind] = {
         "the last maps averaged, beside a 4x4 grid of the stage in the middle: shapes and places count",
         (Part(0, 1), Part(2, 4)),
     ),
+    "pyramid": FeatureKind(
+        "the last maps averaged, beside a 4x4 and an 8x8 grid of the stage in the middle; labels decide how much the finer "
+        "grids count",
+        (Part(0, 1), Part(2, 4), Part(2, 8)),
+        weighed=True,
+    ),
 }
 """Kinds of features by name."""
+_POOL = "features_pool_"
 
 
 class _Shapes(fx.Interpreter):
@@ -128,8 +139,8 @@ def with_parts(model: fx.GraphModule, parts: tuple[Part, ...], image: Tensor, ki
             node, side = ends[-1 - part.stage]
             if isinstance(_module(model, node), (LowBitNorm, TanhCodes)):
                 node = graph.call_method("to_tensor", (node,))
-            model.add_submodule(f"features_pool_{i}", _pool(side, part.cells))
-            pooled = graph.call_module(f"features_pool_{i}", (node,))
+            model.add_submodule(f"{_POOL}{i}", _pool(side, part.cells))
+            pooled = graph.call_module(f"{_POOL}{i}", (node,))
             made.append(graph.call_function(torch.flatten, (pooled, 1)))
         joined = made[0] if len(made) == 1 else graph.call_function(torch.cat, (made, 1))
     output.args = (joined,)
@@ -152,6 +163,28 @@ def _pool(side: int, cells: int) -> nn.Module:
     return nn.AvgPool2d(side - (cells - 1) * stride, stride)
 
 
+class _Lengths(fx.Interpreter):
+    """Runs an extractor once and notes how many numbers each part of its features has."""
+
+    def __init__(self, model: fx.GraphModule) -> None:
+        super().__init__(model)
+        self.parts: list[int] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op == "call_module" and str(n.target).startswith(_POOL):
+            self.parts.append(int(result[0].numel()))
+        return result
+
+
+def part_lengths(model: fx.GraphModule, channels: int = 3, size: int = 32) -> tuple[int, ...]:
+    """Numbers in each part of the features that :func:`with_parts` put side by side."""
+    found = _Lengths(model.eval())
+    with torch.no_grad():
+        found.run(torch.zeros(1, channels, size, size))
+    return tuple(found.parts)
+
+
 def feature_dim(model: nn.Module, channels: int = 3, size: int = 32) -> int:
     """Length of the features that an extractor gives."""
     training = model.training
@@ -162,4 +195,14 @@ def feature_dim(model: nn.Module, channels: int = 3, size: int = 32) -> int:
     return found
 
 
-__all__ = ["FEATURES", "FeatureKind", "Features", "Part", "feature_dim", "features_of", "stage_ends", "with_parts"]
+__all__ = [
+    "FEATURES",
+    "FeatureKind",
+    "Features",
+    "Part",
+    "feature_dim",
+    "features_of",
+    "part_lengths",
+    "stage_ends",
+    "with_parts",
+]

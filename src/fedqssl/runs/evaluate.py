@@ -90,7 +90,8 @@ def _probed(context: Context, model: fx.GraphModule) -> float:
     x, labels, y = _features(context.task.extractor(model, context.train.images.shape[-1]), context)
     if context.config.evaluation.probe == "fixed":
         return linear_probe(x, labels, y, context.test.labels, context.task.classes).accuracy
-    return logistic_accuracy(x, labels, y, context.test.labels, context.task.classes)
+    task = context.task
+    return logistic_accuracy(x, labels, y, context.test.labels, task.classes, levels=task.levels())
 
 
 def _classified(model: fx.GraphModule, images: Tensor, labels: Tensor) -> float:
@@ -152,4 +153,5 @@ def own_accuracy(task: Task, name: str, bits: int, payload: bytes, train: Labele
     encoder = task.extractor(model, train[0].shape[-1])
     x, y = (extract_features(encoder, images) for images, _ in (train, test))
     seed = derived_seed(task.seed, "local probe", name)
-    return fit_classifier(task.classifier, x, train[1], task.classes, bits, seed).accuracy(y, test[1])
+    fitted = fit_classifier(task.classifier, x, train[1], task.classes, bits, seed, task.levels())
+    return fitted.accuracy(y, test[1])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedqssl.evaluation import knn_accuracy
-from fedqssl.evaluation.classifier import fit_device_classifier
+from fedqssl.evaluation.classifier import Levels, fit_device_classifier
 from fedqssl.evaluation.features import extract_features
 from fedqssl.federated.randomness import generator
 from fedqssl.maker.finished_run import FinishedRun
@@ -45,6 +45,7 @@ class ClientFeatures:
     y: Tensor
     train: int
     classes: int
+    levels: Levels = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def clients_of(path: Path) -> Iterator[ClientFeatures]:
         if len(split.train_labels) >= LEAST_LABELS and len(split.test_labels):
             x = extract_features(run.extractor(name), torch.cat([split.train, split.test]))
             y = torch.cat([split.train_labels, split.test_labels])
-            yield ClientFeatures(path.name, name, client.bits, x, y, len(split.train), run.context.task.classes)
+            task = run.context.task
+            yield ClientFeatures(path.name, name, client.bits, x, y, len(split.train), task.classes, task.levels())
 
 
 def regression_accuracy(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> float:
@@ -140,7 +142,7 @@ def _shuffled(of: ClientFeatures, *purpose: object) -> Tensor:
 
 
 def _ours(of: ClientFeatures, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> float:
-    return fit_device_classifier(x, y, of.classes, of.bits).accuracy(test_x, test_y)
+    return fit_device_classifier(x, y, of.classes, of.bits, levels=of.levels).accuracy(test_x, test_y)
 
 
 def _compared(
