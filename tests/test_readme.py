@@ -81,6 +81,7 @@ FEW_STEPS = [
     "workers=1",
 ]
 ELSEWHERE = {
+    "fedqssl demo": "cli/test_demo.py",
     "fedqssl bench": "studies/bench/test_bench_smoke.py",
     "fedqssl deploy": "deploy/test_deployment.py",
     "fedqssl run quickstart --engine flower-sim": "engines/test_flower_simulation.py",

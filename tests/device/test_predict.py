@@ -12,6 +12,7 @@ from PIL import Image
 
 import fedqssl
 from commands import cli
+from fedqssl.cli.main import main
 from fedqssl.data.images import DataError
 
 
@@ -87,3 +88,27 @@ def test_bad_pictures(device_file, photos, tmp_path, capsys, monkeypatch):
     assert "9000x9000 pixels are more than 64,000,000" in found
     assert "not both" in cli(capsys, "predict", device_file, photos, "--json", "--csv", code=2)
     assert "not a device file" in cli(capsys, "predict", photos / "rgb.jpg", photos, code=2)
+
+
+def test_classes_without_labels_are_named(device_file, photos, tmp_path, capsys):
+    model = fedqssl.load(device_file)
+    names, path = model.manifest.class_names, tmp_path / "few.fqssl"
+
+    def with_card(card):
+        return dataclasses.replace(model, manifest=model.manifest.model_copy(update={"card": card}))
+
+    counts = [0, 0, *range(2, len(names))]
+    few = with_card({**model.manifest.card, "data": {**model.manifest.card["data"], "labels by class": counts}})
+    assert few.manifest.without_labels == tuple(names[:2])
+    path.write_bytes(few.to_bytes())
+    with pytest.raises(SystemExit, match="0"):
+        main(["predict", str(path), str(photos / "rgb.jpg")])
+    assert (
+        capsys.readouterr().err
+        == f"note: client-01 has labels of 8 of 10 classes, and none of {names[0]}, {names[1]}\n"
+    )
+    with pytest.raises(SystemExit, match="0"):
+        main(["predict", str(path), str(photos / "rgb.jpg"), "--json"])
+    assert capsys.readouterr().err == ""
+    for strange in ({}, {"data": 3}, {"data": {"labels by class": "many"}}, {"data": {"labels by class": [0]}}):
+        assert with_card(strange).manifest.without_labels == ()

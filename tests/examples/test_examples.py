@@ -24,7 +24,7 @@ def example(monkeypatch):
 
 
 def test_all_are_tested():
-    known = {"own_photos", "own_backbone", "own_bits", "run_to_onnx", "rendered_signs"}
+    known = {"own_photos", "own_backbone", "own_bits", "run_to_onnx", "rendered_signs", "traffic_signs"}
     assert {p.stem for p in EXAMPLES.glob("*.py")} == known
 
 
@@ -56,6 +56,21 @@ def test_rendered_signs(example, tmp_path):
     assert all(path.read_bytes() == (tmp_path / "two" / name).read_bytes() for name, path in made.items())
     assert len({path.read_bytes() for path in made.values()}) == 129
     assert Image.open(next(iter(made.values()))).size == (40, 40)
+
+
+def test_traffic_signs(example, tmp_path):
+    """No sign is on both sides."""
+    for kind in range(2):
+        (tmp_path / "gtsrb" / f"{kind:05d}").mkdir(parents=True)
+        for track in range(4):
+            for frame in range(3):
+                name = f"{kind:05d}/{track:05d}_{frame:05d}.ppm"
+                Image.new("RGB", (8, 8), (kind, track, frame)).save(tmp_path / "gtsrb" / name)
+    example("traffic_signs").main(tmp_path / "gtsrb", tmp_path / "out", 6, 4)
+    parts = {part: sorted((tmp_path / "out" / part).rglob("*.png")) for part in ("train", "test")}
+    assert {part: len(files) for part, files in parts.items()} == {"train": 6, "test": 4}
+    signs = [{(file.parent.name, file.name.partition("_")[0]) for file in files} for files in parts.values()]
+    assert not signs[0] & signs[1] and {file.parent.name for file in parts["test"]} == {"00", "01"}
 
 
 def test_own_photos(example, tmp_path, capsys):

@@ -9,6 +9,7 @@ import pytest
 
 from commands import cli
 from fedqssl.reporting.live import LivePage, server
+from fedqssl.reporting.page import build_report
 from tiny_run import known_run
 
 
@@ -47,6 +48,29 @@ def test_the_page_follows_the_run(going):
         lines = (going / "metrics.jsonl").read_text().splitlines(keepends=True)
         (going / "metrics.jsonl").write_text(lines[0])
         assert ask(port)[1] != page
+
+
+def test_the_page_says_how_much_time_is_left_and_that_it_renews_itself(going):
+    (going / "log.txt").write_text(
+        "2026-11-18 11:04:18 round 1/2  loss 4.659  0.3 MiB  36 s left\n2026-11-18 11:04:20 round 2/2  loss 4.5  1.2 h left\n"
+    )
+    page = build_report(going, going, live=10)
+    assert "<dt>time left</dt><dd>about 1.2 h<small>when round 2 ended, 2026-11-18 11:04:20</small>" in page
+    assert "renews itself every 10 s" in page and "<body data-live>" in page
+    assert "renews itself every" not in build_report(going, going)
+    finished = known_run().folder
+    assert "time left" not in build_report(finished, finished)
+
+
+def test_what_was_unfolded_stays_unfolded(going, browser):
+    page = browser.new_page()
+    page.set_default_timeout(600_000)
+    with watched(going, seconds=100) as port:
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.locator("summary").nth(1).click()
+        page.reload()
+        assert page.locator("details").evaluate_all("all => all.map((e) => e.open)")[:3] == [False, True, False]
+    page.close()
 
 
 def test_a_page_is_built_at_most_every_few_seconds(going, monkeypatch):

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from axe import faults
 from fedqssl.reporting import write_report
 from needed import unavailable
 
@@ -130,7 +131,7 @@ LOOKS = """async () => {
     const box = img.getBoundingClientRect(), card = img.closest(".card").getBoundingClientRect();
     if (!img.naturalWidth) found.push(`not a picture: ${img.alt}`);
     if (box.width < 30 || box.left < card.left || box.right > card.right) found.push(`cut or tiny: ${img.alt}`);
-    if (!img.alt) found.push("a picture without words");
+    if (!img.alt && !img.nextElementSibling?.textContent) found.push("a picture without words");
   }
   if (document.documentElement.scrollWidth > window.innerWidth) found.push("too wide");
   return [document.images.length, !!cut, [...new Set(found)].slice(0, 20)];
@@ -148,6 +149,61 @@ def test_pictures_tables_and_contrast(browser, pages, width, scheme):
         images, cut, problems = page.evaluate(LOOKS)
         context.close()
         assert problems == [] and cut and (images > 60) == (name == "real")
+
+
+def objections(browser, path, width, scheme):
+    """What axe says about a page."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(600_000)
+    page.goto(path.as_uri())
+    found = faults(page)
+    context.close()
+    return found
+
+
+LOOKED_AT = {"real": (400, "dark"), "going": (1280, "dark"), "folder": (1280, "light")}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_axe_finds_nothing(browser, pages, name):
+    assert objections(browser, pages[name], *LOOKED_AT[name]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("name", NAMES)
+def test_axe_finds_nothing_anywhere(browser, pages, name, width, scheme):
+    assert objections(browser, pages[name], width, scheme) == []
+
+
+FOCUSED = """() => {
+  const e = document.activeElement;
+  return e === document.body ? null : [e.tagName, (e.getAttribute("aria-label") || e.textContent).trim().slice(0, 30)].join(" ");
+}"""
+
+
+def test_everything_can_be_done_with_keys(browser, pages):
+    page = browser.new_page()
+    page.set_default_timeout(600_000)
+    page.goto(pages["folder"].as_uri())
+    wanted = page.locator("nav a, summary:visible, main a, thead th:visible, .scroll:visible").count()
+    seen = []
+    for _ in range(wanted):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate(FOCUSED))
+    assert None not in seen and len(set(seen)) > 10
+    page.keyboard.press("Tab")
+    assert page.evaluate(FOCUSED) in (None, seen[0])  # all of them were met once
+    head = page.locator("thead th").nth(1)
+    for key, order in (("Enter", "ascending"), ("Space", "descending")):
+        head.press(key)
+        assert head.get_attribute("aria-sort") == order
+    fold = page.locator("details").first
+    fold.locator("summary").press("Enter")
+    assert fold.evaluate("e => e.open")
+    page.close()
 
 
 def test_without_chromium_ci_fails_and_others_skip(monkeypatch):

@@ -14,13 +14,14 @@ from fedqssl.config import load_config, load_run_config, to_toml
 from fedqssl.data.images import ImageSet
 from fedqssl.evaluation import extract_features
 from fedqssl.federated.context import build_simulation
+from fedqssl.maker.finished_run import FinishedRun
 from fedqssl.reporting import album as albums
 from fedqssl.reporting import finished_report, gather, page, write_report
 from fedqssl.reporting.album import Album, Answers, Map, Picture, Row, Seen, album, key_of
 from fedqssl.reporting.data import read_run
 from fedqssl.reporting.gather import flat_map, view_words
 from fedqssl.reporting.png import MOST_LETTERS, SIDE, START, data_uri, png, thumbnail
-from fedqssl.runs import RunFolder, start
+from fedqssl.runs import RunError, RunFolder, start
 from fedqssl.runs.evaluate import load
 from fedqssl.runs.images_digest import images_digest
 from fedqssl.ssl.views import ViewConfig
@@ -321,6 +322,9 @@ def test_a_fleet_shows_only_its_buffer_and_says_so(real, tmp_path):
     (path / "environment.json").write_text(json.dumps(noted | {"images_sha256": images_digest(none, none, order)}))
     text = write_report(path).read_text()
     assert "This run was on real machines: the clients&#39; images stay on them, and the server has none." in text
+    assert "images and labels are on their own machines" in text
+    with pytest.raises(RunError, match="is a run of a fleet, and clients keep their images; use clients/NAME/state"):
+        FinishedRun.open(path)
     found = gather.gather(read_run(path), "")
     assert found.fleet and len(found.owners) == 1 and found.seen.answers is None
     buffer = set(map(data_uri, order))

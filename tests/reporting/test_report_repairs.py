@@ -9,7 +9,9 @@ import pytest
 
 from fedqssl.reporting import write_report
 from fedqssl.reporting.charts import apart
+from fedqssl.reporting.cost_section import layers
 from fedqssl.reporting.data import read_run, wilson
+from fedqssl.reporting.layers import LayerError, LayerErrors
 from fedqssl.reporting.learning_section import weights
 from fedqssl.reporting.overview import compared
 from fedqssl.reporting.summary_section import updated
@@ -205,3 +207,20 @@ def test_one_of_a_thing_is_not_plural(made, tmp_path):
         )
         assert wrong == []
     assert "1 client holds 1 training image of 1 of 1 class" in report(path)
+
+
+def test_equal_clients_have_no_worst_one(made):
+    path = made(clients=2, rounds=1)
+    values = json.loads((path / "result.json").read_text())
+    for client in values["clients"].values():
+        client["local_accuracy"] = 0.75
+    (path / "result.json").write_text(json.dumps(values))
+    text = report(path)
+    assert "All 2 clients have the same accuracy, 75.0%." in text and "does worst:" not in text
+
+
+def test_fine_tuning_is_named_only_where_it_moved_weights():
+    def lead(handed_out):
+        return layers(LayerErrors(1, {4: "a"}, {4: (LayerError("conv", handed_out, 0.08, 10),)}), Theme([4])).lead
+
+    assert "fine-tuning" in lead(0.1) and "fine-tuning" not in lead(0.080001)

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from fake_runs import fake_run, smoke
 from fedqssl.cli.main import main
 from fedqssl.runs import RunResult
 from fedqssl.runs.checksums import write_sums
+from fedqssl.runs.finalize import summary
 
 
 @pytest.fixture
@@ -80,3 +82,12 @@ def test_a_run_lists_its_final_files(tmp_path):
     listed = [line.split("  ")[1] for line in (result.folder / "SHA256SUMS").read_text().splitlines()]
     assert listed == ["clients/client-00/model.fqssl", "clients/client-01/model.fqssl", "metrics.jsonl", "result.json"]
     assert subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=result.folder).returncode == 0
+
+
+def test_the_summary_of_a_fleet_names_what_its_server_can_do(run):
+    """It has no client's images: probes and exports would fail."""
+    result = RunResult.read(run)
+    text = summary(replace(result, dataset="fleet"), [], "the server has no labeled images")
+    assert "The server has no labeled images." in text and "fedqssl report " in text
+    assert f"clients/{next(iter(result.clients))}/state/device.fqssl" in text and "fedqssl probe" not in text
+    assert "fedqssl probe" in summary(result, [])

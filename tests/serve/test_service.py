@@ -192,7 +192,7 @@ def test_good_images_are_answered_when_one_is_bad(client, model):
     assert send(client, b"no image", b"nor this").status_code == 415
     after = client.get("/metrics").text
     assert count(after, "answered") == count(before, "answered") + 2
-    assert count(after, "refused") == count(before, "refused") + 1
+    assert count(after, "refused") == count(before, "refused") + 3
 
 
 def count(text: str, what: str) -> int:

@@ -84,6 +84,7 @@ INTEGRATION = (
     "studies/theory/test_theory_lemma1.py::test_off_grid_slopes_are_minus_two",
     "test_docs.py",
     "test_files.py",
+    "test_installed.py",
     "test_readme.py",
     "test_wheel.py",
 )

@@ -34,7 +34,8 @@ def run(
         out: the run's folder, a new one unless ``overwrite`` is set; by default ``runs/<preset>-<number>``.
         data: the images, if not those of the preset: a name or ``kind:PATH`` (``fedqssl list datasets``), the path of a folder,
             arrays, ``(images, labels)``, a torch or Hugging Face data set, or a mapping of ``train`` and ``test`` to such. What
-            is in memory is stored beside the run's folder, so that the run can be resumed.
+            is in memory is stored beside the run's folder, so that the run can be resumed. A preset's limit on ``images`` is
+            for its own data; all of yours are used unless you set one.
         overwrite: replace the run in ``out``, if there is one.
         on_round: called after every round with its line of ``metrics.jsonl``; if it returns False, the run ends there, and what
             it has is evaluated.
@@ -53,6 +54,7 @@ def run(
         (1, 4)
     """
     from fedqssl.config import load_config
+    from fedqssl.config.presets import PRESETS
     from fedqssl.runs import RunFolder, start
     from fedqssl.runs.find import next_folder
 
@@ -60,7 +62,10 @@ def run(
     RunFolder.check_new(folder, overwrite)
     if data is not None:
         size = load_config(source, settings).image_size
-        settings = {**settings, "data": _named(data, folder.parent, size)}
+        name = _named(data, folder.parent, size)
+        # A preset limits the number of its own images, not of the caller's.
+        limit = {"images": None} if ":" in name and str(source) in PRESETS else {}
+        settings = {**limit, **settings, "data": name}
     config = load_config(source, settings)
     result = start(config, folder, overwrite=overwrite, progress=_calling(say, on_round))
     return Run(result.folder, trust=True)  # the caller named the code that the run uses

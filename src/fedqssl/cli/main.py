@@ -14,6 +14,7 @@ from fedqssl.cli import (
     bench,
     compare,
     config,
+    demo,
     deploy,
     doctor,
     export,
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(deploy.app, name="deploy")
+app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("reproduce")(reproduce.reproduce)
 app.command("compare")(compare.compare)

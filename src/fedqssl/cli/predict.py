@@ -52,6 +52,8 @@ def predict(
     paths = find_pictures(images)
     model = load(file, trust=trust)
     show = _json if json else _csv(min(top, len(model.manifest.class_names))) if as_csv else _plain
+    if not json and not as_csv:
+        _say_what_is_unknown(model)
     bad: list[str] = []
     for path, answer in _answers(model, paths, top, batch_size, bad if skip_bad else None):
         show(path, answer)
@@ -84,6 +86,15 @@ def _answers(
                 bad.append(str(error))
         if pixels:
             yield from zip(read, model.answers(model.probabilities(torch.stack(pixels)), top), strict=True)
+
+
+def _say_what_is_unknown(model: DeviceModel) -> None:
+    """Name the classes that a classifier has no labels of: its answers for them look like mistakes otherwise."""
+    never, names = model.manifest.without_labels, model.manifest.class_names
+    if never:
+        which = ", ".join(never[:10]) + (", ..." if len(never) > 10 else "")
+        seen = f"{model.manifest.client} has labels of {len(names) - len(never)} of {len(names)} classes"
+        print(printable(f"note: {seen}, and none of {which}"), file=sys.stderr)
 
 
 def _plain(path: Path, answer: Any) -> None:

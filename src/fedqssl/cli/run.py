@@ -57,7 +57,7 @@ def run(
         if out is not None or overwrite or engine is not None or set_file is not None:
             raise ValueError("--resume uses the run's own configuration; leave out the other options")
         with _notifying(notify, resume):
-            _go(resume, None, exact=exact, rounds=rounds)
+            go(resume, None, exact=exact, rounds=rounds)
         return
     if exact:
         raise ValueError(
@@ -78,7 +78,7 @@ def run(
 
     folder = out if out is not None else next_folder(source)
     with _notifying(notify, folder):
-        _go(folder, config, overwrite)
+        go(folder, config, overwrite)
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def _more_rounds(words: Sequence[str]) -> int | None:
     return int(found["rounds"])
 
 
-def _go(
+def go(
     folder: Path,
     config: RunConfig | None,
     overwrite: bool = False,

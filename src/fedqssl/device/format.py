@@ -91,6 +91,15 @@ class Manifest(BaseModel):
         return self
 
     @property
+    def without_labels(self) -> tuple[str, ...]:
+        """Classes that the classifier has seen no example of, and hardly ever answers; none if the card does not say."""
+        data = self.card.get("data")
+        counts = data.get("labels by class") if isinstance(data, dict) else None
+        if not isinstance(counts, list) or len(counts) != len(self.class_names):
+            return ()
+        return tuple(name for name, count in zip(self.class_names, counts, strict=True) if count == 0)
+
+    @property
     def supervised(self) -> bool:
         """Whether the model ends in the classifier that it was trained with."""
         return self.objective == "supervised"

@@ -75,6 +75,9 @@ class FinishedRun:
         if not (path / "result.json").is_file():
             raise RunError(f"{path} is not finished; resume it first: fedqssl run --resume {path}")
         config = load_run_config(path)
+        if config.engine == "flower":
+            own = "clients/NAME/state/device.fqssl on that client's machine"
+            raise RunError(f"{path} is a run of a fleet, and clients keep their images; use {own}")
         check_trusted(config, path, trust)
         return cls(folder, config, RunResult.read(path))
 

@@ -13,6 +13,7 @@ from fedqssl.plotting import by_orders
 from fedqssl.reporting.charts import MANY_ROWS, ChartRow, Point, heat_map, rows_chart, scatter, shade_legend
 from fedqssl.reporting.data import Client, Labels, RunData
 from fedqssl.reporting.parts import Figure, Section
+from fedqssl.reporting.sources import FLEET
 from fedqssl.reporting.svg import Mark
 from fedqssl.reporting.theme import Theme, bits_words, counted, percent, percent_tick, tick
 
@@ -61,7 +62,9 @@ def _verdict(clients: Sequence[Client]) -> str:
     accuracies = [c.accuracy for c in clients]
     centre, worst = fmean(accuracies), min(clients, key=lambda c: c.accuracy)
     lines = [
-        f"{worst.name} ({bits_words(worst.bits)}, {counted(worst.train, 'image')}) does worst: {percent(worst.accuracy)}, "
+        f"All {len(clients)} clients have the same accuracy, {percent(centre)}."
+        if min(accuracies) == max(accuracies) and len(clients) > 1
+        else f"{worst.name} ({bits_words(worst.bits)}, {counted(worst.train, 'image')}) does worst: {percent(worst.accuracy)}, "
         f"{100 * (centre - worst.accuracy):.1f} points below the mean of {percent(centre)}."
     ]
     groups = _by_width(clients)
@@ -132,7 +135,7 @@ def _by_bits(clients: Sequence[Client], theme: Theme) -> Figure:
         names = sorted(c.name for c in clients if c.bits == bits)
         step = min(0.11, 0.64 / max(len(names) - 1, 1))
         places |= {name: i + step * (j - (len(names) - 1) / 2) for j, name in enumerate(names)}
-    note = "Each client's s-bit model on its own held-out images"
+    note = "Each client's own model, in its own bits, on its own held-out images"
     note += "; whiskers are Wilson intervals of one standard error." if len(clients) <= FEW else "."
     axis = {"x_form": lambda v: bits_words(theme.bits[round(v)]), "ticks": range(len(theme.bits))}
     figure = _scatter(clients, [places[c.name] for c in clients], theme, "bits", "bits", note, **axis)
@@ -201,6 +204,8 @@ def partition(run: RunData, theme: Theme) -> Section:
     """Label heat map, and how many images each client has."""
     labels = run.labels
     if labels is None:
+        if run.config.engine == FLEET:
+            return Section(empty="Not known here: the clients' images and labels are on their own machines.")
         return Section(empty="The labels are unknown: the data have none, or are no longer available.")
     order = sorted(run.clients, key=lambda c: (c.bits, c.name))
     held = [sum(v > 0 for v in labels.train[c.name]) for c in order]

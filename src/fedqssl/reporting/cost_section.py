@@ -14,15 +14,23 @@ from fedqssl.reporting.theme import FULL, Theme, bits_words, counted, percent, p
 from fedqssl.units import bytes_text, operations_text, ratio_text
 
 _MEASURES = (
-    ("operations", "Bit operations of a step", operations_text, "An M-bit by K-bit multiply-accumulate counts M·K."),
+    (
+        "operations",
+        "Bit operations of a step",
+        operations_text,
+        "Multiplying an M-bit by a K-bit number and adding the product counts M·K.",
+    ),
     (
         "memory",
         "Memory of a training step",
         bytes_text,
         "Weights, saved activations, gradients, optimizer; by formula.",
     ),
-    ("model", "Model on the wire", bytes_text, "Length of the container with a client's packed model."),
+    ("model", "Model on the wire", bytes_text, "Bytes of a client's model as it is sent."),
 )
+
+TUNED = 0.001
+"""Errors that differ from those of rounding by more than this share are the work of fine-tuning, not of floats."""
 
 
 def ledger(found: Costs | str, theme: Theme) -> Section:
@@ -75,8 +83,10 @@ def layers(found: LayerErrors | str, theme: Theme) -> Section:
     lead = (
         f"At {bits_words(low)} the layer that is furthest off is {worst.layer}: {percent(worst.handed_out)} "
         f"({percent(worst.rounding)} by rounding alone). Filled marks are what clients get; hollow marks are the aggregated "
-        "weights rounded to nearest. The difference is the server's low-bit fine-tuning, which moves weights on purpose."
+        "weights rounded to nearest."
     )
+    if any(abs(e.handed_out - e.rounding) > TUNED * e.rounding for errors in found.layers.values() for e in errors):
+        lead += " The difference is the server's low-bit fine-tuning, which moves weights on purpose."
     return Section([_layer_figure(found, theme), _median_figure(found, theme)], lead, loose=True)
 
 

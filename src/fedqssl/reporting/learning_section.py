@@ -134,7 +134,7 @@ def controls_figure(run: RunData) -> Figure | None:
         rows_chart(rows, percent_tick, "accuracy", bounds=(0.0, 1.0)),
         note="Controls see the same images and labels, without pre-training. Best global accuracy on top.",
         legend=[(words[which], mark) for which, mark in marks.items()],
-        head=["", *words.values()],
+        head=["method", *words.values()],
         rows=[[n, *(percent(of.get(n)) for of in found.values())] for n in names],
     )
 

@@ -27,9 +27,12 @@ class LivePage:
         with self._lock:
             if time.monotonic() - self._built >= self.seconds:
                 try:
-                    text = build_report(self.folder, self.folder, self.trust)
+                    text = build_report(self.folder, self.folder, self.trust, self.seconds)
                 except (OSError, ValueError) as error:
-                    text = f"<!doctype html><title>fedqssl</title><p>{html.escape(str(error))}"
+                    words = html.escape(str(error))
+                    text = (
+                        f"<!doctype html><html lang=en><title>fedqssl</title><main><h1>Not readable yet</h1><p>{words}"
+                    )
                 self._page, self._built = text.encode(), time.monotonic()
             return self._page
 

@@ -55,8 +55,8 @@ def render(template: str, **values: object) -> str:
     return environment.get_template(template).render(version=__version__, now=time.strftime("%Y-%m-%d %H:%M"), **values)
 
 
-def run_page(run: RunData, base: Path) -> str:
-    """The page of one run, to be written into ``base``."""
+def run_page(run: RunData, base: Path, live: float | None = None) -> str:
+    """The page of one run, to be written into ``base``; ``live`` is how often it renews itself, in seconds."""
     theme, found, shown = Theme(run.bits.values()), costs(run), album(run, gather)
     pictures = pictures_section.pictures(run, shown)
     return render(
@@ -77,10 +77,11 @@ def run_page(run: RunData, base: Path) -> str:
         collapse=learning_section.collapse(run),
         models=[(c, href) for c in run.clients if (href := link(run.path / "clients" / c.name / "model.fqssl", base))],
         base=base,
+        live=live,
     )
 
 
-def build_report(path: Path, base: Path, trust: bool = False) -> str:
+def build_report(path: Path, base: Path, trust: bool = False, live: float | None = None) -> str:
     """The page of a run, or of all runs in a folder, to be written into the folder ``base``.
 
     Args:
@@ -88,13 +89,14 @@ def build_report(path: Path, base: Path, trust: bool = False) -> str:
         base: where the page will be.
         trust: allow importing models and algorithms that runs name as ``package.module:NAME``; what needs them is left out
             otherwise.
+        live: how often the page renews itself, in seconds; None for a page that is a file.
 
     Raises:
         RunError: if there is no run, or one cannot be read.
     """
     runs = [read_run(folder, trust) for folder in runs_to_report(path)]
     if is_run(path):
-        return run_page(runs[0], base)
+        return run_page(runs[0], base, live)
     theme = Theme(bits for run in runs for bits in run.bits.values())
     return render(
         "overview.html",
@@ -104,6 +106,7 @@ def build_report(path: Path, base: Path, trust: bool = False) -> str:
         runs=runs,
         sections=[short(i, run, theme) for i, run in enumerate(runs[:SECTIONS])],
         compared=compared(runs),
+        live=live,
     )
 
 

@@ -38,6 +38,13 @@ for (const box of document.querySelectorAll(".scroll")) {
   cut.observe(box);
   box.addEventListener("scroll", () => fade(box), { passive: true });
 }
+// A page that renews itself keeps unfolded what its reader has unfolded.
+if ("live" in document.body.dataset) {
+  const folds = [...document.querySelectorAll("details")], key = `open ${location.pathname}`;
+  const open = () => folds.flatMap((fold, i) => (fold.open ? [i] : []));
+  for (const i of JSON.parse(sessionStorage.getItem(key) ?? "[]")) if (folds[i]) folds[i].open = true;
+  for (const fold of folds) fold.addEventListener("toggle", () => sessionStorage.setItem(key, JSON.stringify(open())));
+}
 // A column's head sorts its table; numbers with units by their size.
 const sizes = { "": 1, "%": 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15, E: 1e18, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 function amount(text) {
@@ -60,5 +67,9 @@ function sort(head) {
 for (const head of document.querySelectorAll("thead th")) {
   head.tabIndex = 0;
   head.addEventListener("click", () => sort(head));
-  head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(head); });
+  head.addEventListener("keydown", (event) => { 
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();  // a space would scroll
+    sort(head);
+  });
 }

@@ -54,10 +54,12 @@ def tiles(run: RunData, found: Costs | str | None = None) -> list[tuple[str, str
         shown.append(("loss", f"{loss[-1][1]:.3f}", f"from {loss[0][1]:.3f}"))
     more = "up and down" if result is not None else "up and down, so far"
     if isinstance(found, Costs) and run.bytes_moved and found.traffic[0]:
-        more = f"fp32 would move {ratio_text(*reversed(found.traffic))}"
+        more = f"{ratio_text(*reversed(found.traffic))} as many at full precision (fp32)"
     shown.append(("bytes moved", bytes_text(run.bytes_moved), more))
     spent = [sum(float(line.get(key, 0.0)) for line in run.rounds) for key in ("client_seconds", "server_seconds")]
-    return [*shown, ("clients' time", seconds_text(spent[0]), f"server {seconds_text(spent[1])}")]
+    shown.append(("clients' time", seconds_text(spent[0]), f"server {seconds_text(spent[1])}"))
+    when, left = _logged(run) if result is None and run.done else ("", "")
+    return [*shown, ("time left", f"about {left}", f"when round {run.done} ended, {when}")] if left else shown
 
 
 def _how_global(run: RunData) -> str:
@@ -101,12 +103,18 @@ def updated(run: RunData) -> str:
     """When the last round ended, as the log says: dates of files change when they are copied."""
     if not run.done:
         return "no round yet"
+    return _logged(run)[0] or "log.txt does not say"
+
+
+def _logged(run: RunData) -> tuple[str, str]:
+    """When the last round ended and the time that was left then, as the log says; empty where it says nothing."""
     text = ""
     with suppress(OSError), (run.path / "log.txt").open("rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - LOG_BYTES, 0))
         text = file.read(LOG_BYTES).decode("utf-8", "replace")
-    found = re.findall(rf"^(\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d) round {run.done}/", text, re.M)
-    return str(found[-1]) if found else "log.txt does not say"
+    line = rf"^(\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d) round {run.done}/.*?(?:  ([\d.]+ \w+) left)?$"
+    found = re.findall(line, text, re.M)
+    return found[-1] if found else ("", "")
 
 
 def software(run: RunData) -> str:

@@ -25,8 +25,10 @@ COLLAPSE_IMAGES = 256
 
 
 def unmeasured(context: Context) -> str | None:
-    """Why neither the global accuracy nor a client's can be measured, in a sentence; None if one can."""
+    """Why no accuracy can be measured in this place, in a sentence; None if one can. A fleet's clients measure their own."""
     if context.train.labels is None or context.test.labels is None:
+        if not isinstance(context, Simulation):
+            return "the server has no labeled images (--eval), so the global accuracy is not measured"
         return "the data have no labels, so accuracy cannot be measured"
     if len(context.test) or held_out(context):
         return None

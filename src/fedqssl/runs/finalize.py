@@ -18,6 +18,9 @@ from fedqssl.runs.result import ClientResult, RunResult, percent
 from fedqssl.runs.round import learning_rate
 from fedqssl.units import bytes_text
 
+FLEET = "fleet"
+"""What the setting ``data`` says in a run of a fleet."""
+
 
 def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> RunResult:
     """Evaluate, hand every client its model, write the result."""
@@ -29,8 +32,8 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
     if context.task.supervised:  # section 8: the client's own model after local training
         rate = learning_rate(config, rounds - 1)
         replies, failed = equipment.engine.train_clients(own, context.job(rounds, rate, return_model=True))
-        for name, why in sorted(failed.items()):
-            progress.say(f"warning: {name} was not trained on its own images after the last round: {why}")
+        for name, reason in sorted(failed.items()):
+            progress.say(f"warning: {name} was not trained on its own images after the last round: {reason}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
     models = checkpoint.payloads if checkpoint.aggregated is None else {"": checkpoint.aggregated}
     total, local = evaluate(context, equipment.pool, models, own if accuracies is None else {})
@@ -131,6 +134,18 @@ def _explained(result: RunResult) -> list[str]:
 
 def _next_commands(result: RunResult) -> list[str]:
     folder, client = shlex.quote(str(result.folder)), next(iter(result.clients), "NAME")
+    if result.dataset == FLEET:
+        own = f"clients/{client}/state/device.fqssl"
+        return [
+            "## Next",
+            "",
+            f"Clients whose photos have labels keep a classifier beside them: `{own}` in the fleet folder on their machine.",
+            "",
+            "```",
+            f"fedqssl report {folder}",
+            f"fedqssl predict {own} IMAGES_OR_FOLDER",
+            "```",
+        ]
     return [
         "## Next",
         "",

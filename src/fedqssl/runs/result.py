@@ -145,6 +145,7 @@ class RunResult:
         """The closing table: a row per client; it fits into 80 columns."""
         title, caption = Text(self.headline()), self.verdict() or None
         table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False)
+        table.title_justify = table.caption_justify = "left"
         table.add_column("client", no_wrap=True)
         for column in ("bits", "images", "local accuracy", "untrained", "best control", "traffic"):
             table.add_column(column, justify="right")

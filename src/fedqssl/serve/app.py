@@ -27,9 +27,13 @@ DECODING = 2
 """Requests whose pictures are decoded at the same time: a large one takes a second and a few hundred megabytes."""
 _SHOWN_NAME = 200
 DESCRIPTION = """<!doctype html><html lang=en><meta charset=utf-8><title>fedqssl: description</title>
-<style>body{{font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}}</style>
-<h1>Addresses</h1>{rows}<h2>Example</h2><pre>curl -F images=@cat.jpg '{base}predict?top=3'</pre>
-<p>Machine-readable: <a href=openapi.json>openapi.json</a></p></html>"""
+<meta name=viewport content="width=device-width, initial-scale=1">
+<style>:root{{color-scheme:light dark;--page:#fff;--ink:#1c2127;--link:#0b62a4}}
+@media(prefers-color-scheme:dark){{:root{{--page:#14171b;--ink:#e9ebee;--link:#6bb6f5}}}}
+body{{background:var(--page);color:var(--ink);font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}}
+a{{color:var(--link)}}pre{{white-space:pre-wrap;overflow-wrap:anywhere}}</style>
+<main><h1>Addresses</h1>{rows}<h2>Example</h2><pre>curl -F images=@cat.jpg '{base}predict?top=3'</pre>
+<p>Machine-readable: <a href=openapi.json>openapi.json</a></p></main></html>"""
 
 
 class Guess(BaseModel):
@@ -98,12 +102,12 @@ class Worker:
     def answer(self, uploads: list[tuple[str, bytes]], top: int) -> Answers:
         """Classify uploads of (name, bytes); an HTTP error if none of them can be read."""
         good, bad = self.pictures(uploads)
+        self.refused += len(bad)
         if not good:
             raise bad[min(bad)]
         with self.lock:
             found = self.model.answers(self.model.probabilities(torch.stack(list(good.values()))), top)
         self.answered += len(good)
-        self.refused += len(bad)
         made = {number: answer.top for number, answer in zip(good, found, strict=True)}
         return Answers(
             predictions=[
