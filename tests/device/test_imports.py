@@ -8,7 +8,7 @@ import pytest
 
 PHONE = Path(__file__).parents[1] / "compat" / "before_restructure" / "phone.fqssl"
 ABOVE = ("engines", "runs", "cost", "federated", "maker", "studies", "reporting", "cli", "deploy", "serve", "config")
-IMPORT = "import fedqssl.device, fedqssl.device.onnx_export, fedqssl.device.onnx_graph"
+IMPORT = "import fedqssl.device, fedqssl.device.onnx_export, fedqssl.device.onnx_graph, fedqssl.device.c_export"
 USE = f"""
 import torch, fedqssl
 model = fedqssl.load({str(PHONE)!r})

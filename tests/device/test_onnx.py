@@ -6,53 +6,27 @@ import pytest
 import torch
 from torch import nn
 
+from device_models import CARD, made
 from fedqssl.cli.main import main
 from fedqssl.device import onnx_export
-from fedqssl.device.model import DeviceModel, from_bytes, pack_device
+from fedqssl.device.model import DeviceModel
 from fedqssl.device.onnx_export import to_onnx
 from fedqssl.device.onnx_graph import GraphWriter, Value, _lowbit_conv, _lowbit_norm, storage
-from fedqssl.evaluation.features import extract_features
-from fedqssl.evaluation.local import LowBitClassifier, empty_classifier, fit_lowbit_classifier
+from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, to_lowbit
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitNorm
 from fedqssl.maker.personal import device_model
 from fedqssl.models import resnet18
-from fedqssl.models.contrast import with_contrast
 from fedqssl.models.features import features_of
 from fedqssl.models.network import SelfSupervisedNetwork
-from fedqssl.models.registry import build_model
 
 ort = pytest.importorskip("onnxruntime")
-CARD = {"data": {"labels by class": [1] * 10}, "accuracy": {"by class": [None] * 10, "test images": 0}}
-CARD["accuracy"]["calibration error"] = 0.0
-CARD |= {"training": {}, "bits": {}, "cost": {}}
 
 
 def session(data: bytes):
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-
-
-def made(bits: int, images, labels, name="small_cnn", width=8, options=None, kind="pooled", contrast="as_is"):
-    """A network with batch-norm statistics of real images, and a classifier fitted on its features."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        encoder = build_model(name, width)
-        network = SelfSupervisedNetwork(encoder, nn.Identity())
-    model = to_lowbit(network, Precision.for_bits(bits), options or LowBitOptions())
-    model.train()
-    with torch.no_grad():
-        for _ in range(20):
-            model(images[:64].float() / 255)
-    extractor = with_contrast(features_of(model.eval(), kind, size=images.shape[-1]), contrast)
-    features = extract_features(extractor, images[:300])
-    classifier = fit_lowbit_classifier(features, labels[:300], 10, bits, epochs=15)
-    size = images.shape[-1]
-    words = {"model": name, "width": width, "channels": 3, "size": size, "objective": "simclr", "bits": bits}
-    words |= {"features": kind, "feature_dim": features.shape[1], "contrast": contrast}
-    words |= {"class_names": [f"c{i}" for i in range(10)], "protocol": "p"}
-    return from_bytes(pack_device({**words, "client": "c", "card": CARD}, extractor, classifier))
 
 
 @pytest.fixture(scope="module")

@@ -194,33 +194,34 @@ def export(
     data: str | None = None,
     labels: str = "all",
     overwrite: bool = False,
+    max_ram: int | None = None,
     trust: bool = False,
 ) -> Path:
-    """Write a client's model with its classifier as a file for its device, and a model card beside it.
+    """Write a client's model with its classifier for its device, and a model card.
 
     Args:
         source: a finished run, or its folder.
         client: the client's name.
-        out: file to write; by default ``<client>.fqssl`` or ``<client>.onnx``.
-        format: ``fedqssl`` (packed codes, for :func:`fedqssl.load`) or ``onnx``.
+        out: file to write; by default ``<client>.fqssl`` or ``<client>.onnx``, of C the folder ``<client>-c``.
+        format: ``fedqssl`` (packed codes, for :func:`fedqssl.load`), ``onnx``, or ``c`` (a folder for microcontrollers).
         data: labeled data to fit the classifier on, like ``folder:PATH``; by default the client's own.
         labels: share of the training labels used: ``all``, ``10%``, ``1%``.
         overwrite: replace files that exist.
+        max_ram: most bytes of RAM that the C may use.
         trust: allow importing code that the run names.
 
     Returns:
-        The file's path.
+        The path of the file or folder.
 
     Raises:
-        ValueError: no such run, client or format, or a file that exists; one line that says what to do.
+        ValueError: no such run, client or format, a file that exists, or a model that the format cannot hold; what to do.
 
     Example:
         >>> fedqssl.export("runs/smoke-1", "client-01", "phone.fqssl", overwrite=True).name
         'phone.fqssl'
     """
-    return (
-        _opened(source, trust).clients[client].export(out, format=format, data=data, labels=labels, overwrite=overwrite)
-    )
+    words = {"format": format, "data": data, "labels": labels, "overwrite": overwrite, "max_ram": max_ram}
+    return _opened(source, trust).clients[client].export(out, **words)  # type: ignore[arg-type]
 
 
 def probe(

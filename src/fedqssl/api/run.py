@@ -239,8 +239,9 @@ class Client:
         data: str | None = None,
         labels: str = "all",
         overwrite: bool = False,
+        max_ram: int | None = None,
     ) -> Path:
-        """Write the client's model with its classifier as a file for its device; see :func:`fedqssl.export`.
+        """Write the client's model with its classifier for its device; see :func:`fedqssl.export`.
 
         Example:
             >>> run.clients["client-01"].export("tablet.fqssl").name
@@ -248,7 +249,7 @@ class Client:
         """
         from fedqssl.maker.exporting import export_client
 
-        return export_client(self._run, self.name, out, format, data, labels, overwrite)
+        return export_client(self._run, self.name, out, format, data, labels, overwrite, max_ram).path
 
     def probe(self, data: str | None = None, labels: str = "all", method: str = "linear") -> Probe:
         """Train and test a classifier on the client's frozen model; see :func:`fedqssl.probe`.

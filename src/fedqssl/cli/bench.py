@@ -227,3 +227,16 @@ def serve(
 
     check_serve()
     _show(bench.run(file, requests), json)
+
+
+@app.command()
+def c(
+    file: Annotated[Path, typer.Argument(help="A device file of 1 to 8 bits (fedqssl export).")],
+    repeats: Repeats = 7,
+    calls: Annotated[int, typer.Option(min=1, help="Images per repeat.")] = 500,
+    json: JsonFile = None,
+) -> None:
+    """A device file as C: time per image beside onnxruntime in fp32; flash, RAM and instructions on Cortex-M."""
+    from fedqssl.studies.bench import c as bench
+
+    _show(bench.run(file, repeats, calls), json)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedqssl.device.arguments import flattens_all, mean_arguments, pair, pools_to_one, rest
 from fedqssl.lowbit.fp32_layers import ClippedReLU, FullConv2d, FullLinear, effective_weight
 from fedqssl.lowbit.layers import InputCodes, LowBitConv2d, LowBitLinear, LowBitNorm, RangeCodes, TanhCodes
 from fedqssl.lowbit.weight import LowBitWeight
@@ -253,16 +254,12 @@ def _relu(w: GraphWriter, source: Any, name: str, inputs: list[Value]) -> Value:
     return Value(w.op("Relu", w.floats(inputs[0])), inputs[0].rank)
 
 
-def _pair(value: Any) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
-
-
 def _pool(w: GraphWriter, m: Any, name: str, inputs: list[Value]) -> Value:
     """Max and average pooling; a maximum of codes is the code of the maximum, but floats keep it simple."""
-    pads = _pair(m.padding) * 2
-    words: dict[str, Any] = {"kernel_shape": _pair(m.kernel_size), "strides": _pair(m.stride), "pads": pads}
+    pads = [*pair(m.padding), *pair(m.padding)]
+    words: dict[str, Any] = {"kernel_shape": list(pair(m.kernel_size)), "strides": list(pair(m.stride)), "pads": pads}
     if isinstance(m, nn.MaxPool2d):
-        kind, odd = "MaxPool", _pair(m.dilation) != [1, 1] or m.return_indices
+        kind, odd = "MaxPool", pair(m.dilation) != (1, 1) or m.return_indices
     else:
         kind, odd, words["count_include_pad"] = "AveragePool", m.divisor_override, int(m.count_include_pad)
     if m.ceil_mode or odd:
@@ -270,34 +267,25 @@ def _pool(w: GraphWriter, m: Any, name: str, inputs: list[Value]) -> Value:
     return Value(w.op(kind, w.floats(inputs[0]), **words), 4)
 
 
-def _rest(source: Any) -> list[Any]:
-    """The arguments of a function besides tensors; the settings of the equivalent module."""
-    if isinstance(source, fx.Node):
-        return [*source.args[1:], *source.kwargs.values()]
-    return [source.start_dim, source.end_dim] if isinstance(source, nn.Flatten) else [source.output_size]
-
-
 def _global_pool(w: GraphWriter, source: Any, name: str, inputs: list[Value]) -> Value:
-    if _rest(source) not in ([1], [(1, 1)], [[1, 1]]):
+    if not pools_to_one(source):
         raise ValueError(f"the ONNX export knows adaptive pooling to 1x1 only, not {name}; use --format fedqssl")
     kind = "GlobalMaxPool" if isinstance(source, nn.AdaptiveMaxPool2d) else "GlobalAveragePool"
     return Value(w.op(kind, w.floats(inputs[0])), 4)
 
 
 def _flatten(w: GraphWriter, source: Any, name: str, inputs: list[Value]) -> Value:
-    if _rest(source) not in ([1], [1, -1]):
+    if not flattens_all(source):
         raise ValueError(f"the ONNX export knows flattening from dimension 1 only, not {name}; use --format fedqssl")
     return Value(w.op("Flatten", inputs[0].name, axis=1), 2, inputs[0].step, inputs[0].low)
 
 
 def _mean(w: GraphWriter, node: fx.Node, name: str, inputs: list[Value]) -> Value:
-    rest = {**dict(zip(("dim", "keepdim"), node.args[1:], strict=False)), **node.kwargs}
-    dims = rest.get("dim")
+    dims, keep = mean_arguments(node)
     if dims is None:
         raise ValueError("the ONNX export knows mean(x, dim) only; use --format fedqssl")
-    axes = w.constant(f"axes_{dims}", [dims] if isinstance(dims, int) else list(dims), np.int64)  # type: ignore[arg-type]
-    keep = bool(rest.get("keepdim", False))
-    rank = inputs[0].rank if keep else inputs[0].rank - (1 if isinstance(dims, int) else len(dims))  # type: ignore[arg-type]
+    axes = w.constant(f"axes_{dims}", [dims] if isinstance(dims, int) else list(dims), np.int64)
+    rank = inputs[0].rank if keep else inputs[0].rank - (1 if isinstance(dims, int) else len(dims))
     return Value(w.op("ReduceMean", w.floats(inputs[0]), axes, keepdims=int(keep)), rank)
 
 
@@ -311,8 +299,8 @@ def _to_tensor(w: GraphWriter, node: fx.Node, name: str, inputs: list[Value]) ->
 
 
 def _cat(w: GraphWriter, node: fx.Node, name: str, inputs: list[Value]) -> Value:
-    rest = _rest(node)
-    return Value(w.op("Concat", *(w.floats(v) for v in inputs), axis=rest[0] if rest else 0), inputs[0].rank)
+    given = rest(node)
+    return Value(w.op("Concat", *(w.floats(v) for v in inputs), axis=given[0] if given else 0), inputs[0].rank)
 
 
 def _stretch(w: GraphWriter, m: Stretch, name: str, inputs: list[Value]) -> Value:
