@@ -9,7 +9,7 @@ from c_models import answers, compiled, pixels, written
 from device_models import CARD, made
 from fedqssl.device.c_export import to_c
 from fedqssl.device.c_export.graph import lowered
-from fedqssl.device.c_export.operations import Average, Convolution
+from fedqssl.device.c_export.operations import Average, Convolution, Stretch
 from fedqssl.device.c_export.simulate import carry_out, simulate
 from fedqssl.device.model import from_bytes, pack_device
 from fedqssl.lowbit import LowBitOptions, Precision, to_lowbit
@@ -71,6 +71,18 @@ def test_1000_images_of_the_usual_width(name, bits, pictures, tmp_path):
 def test_every_kind_of_features(kind, name, bits, size, pictures, tmp_path):
     images = pictures.images[:100, :, :size, :size]
     check(made(bits, images, pictures.labels, name, 4, kind=kind), images, tmp_path, 0.97)
+
+
+def test_stretched_contrast_and_a_pyramid(pictures, tmp_path):
+    """What the preset ``photos`` trains, on photos that are too dark."""
+    images = (pictures.images[:60].float() * 0.4 + 10).to(torch.uint8)
+    model = made(4, images, pictures.labels, width=2, kind="pyramid", contrast="stretch", brief=True)
+    check(model, images, tmp_path, 0.96)
+    first, *others = lowered(model).operations
+    assert isinstance(first, Stretch) and not any(isinstance(o, Stretch) for o in others)
+    levels = [o for o in others if isinstance(o, Average)]
+    assert len({o.target for o in levels}) == 1  # side by side
+    assert [o.source.height // o.window[0] for o in levels] == [1, 4, 8]
 
 
 def test_shortcuts_with_layers_of_their_own(pictures, tmp_path):

@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from c_models import WARNINGS, answers, compiled, needed, pixels, written
+from device_models import made
 from fedqssl.device.c_export import to_c
 from fedqssl.device.model import load
 from fedqssl.studies.bench.c import BOARD, BOARDS
@@ -68,6 +69,21 @@ def test_sizes_on_a_microcontroller(cpu, folder, device_file):
         "__aeabi_f",
         "__aeabi_i",
     }  # float32 of averages; no double, no libm, no malloc
+
+
+def test_stretched_contrast_takes_no_memory_but_the_image_it_makes(tmp_path):
+    from fedqssl.data.scenes import scenes
+
+    compiler = needed("arm-none-eabi-gcc", "gcc-arm-none-eabi libnewlib-arm-none-eabi")
+    pictures = scenes(40, "train")
+    images = pictures.images[:, :, :8, :8]
+    model = made(4, images, pictures.labels, width=2, contrast="stretch", brief=True)
+    c, folder = to_c(model), tmp_path / "c"
+    run([compiler, "-mcpu=cortex-m4", "-mthumb", "-O2", *WARNINGS, "-c", "model.c"], written(c.files, folder))
+    _, data, bss = map(int, run(["arm-none-eabi-size", "model.o"], folder).splitlines()[1].split()[:3])
+    assert data == 0 and bss == c.ram_bytes
+    names = set(run(["arm-none-eabi-nm", "-u", "model.o"], folder).split()) - {"U", "memset", "memcpy"}
+    assert {name[:9] for name in names} <= {"__aeabi_f", "__aeabi_i", "__aeabi_l"}  # one division of 64 bits
 
 
 @pytest.mark.slow

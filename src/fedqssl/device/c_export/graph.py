@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fedqssl.device.arguments import flattens_all, mean_arguments, pair, pools_to_one, rest
-from fedqssl.device.c_export.lower import ELSE, CExportError, Lowering
+from fedqssl.device.c_export.lower import ELSE, PIXEL_TOP, CExportError, Lowering
 from fedqssl.device.c_export.operations import Map, Network
 from fedqssl.device.c_export.values import Codes, Flat, Value, View
 from fedqssl.lowbit.layers import InputCodes, LowBitConv2d, LowBitLinear, LowBitNorm, RangeCodes, TanhCodes
+from fedqssl.models.contrast import Stretch
 from fedqssl.models.network import FeatureMark
 
 if TYPE_CHECKING:
     from fedqssl.device.model import DeviceModel
 
 MOST_BITS = 8
-PIXEL_TOP = 255
 
 
 def lowered(model: DeviceModel) -> Network:
@@ -95,6 +95,10 @@ def _input_codes(lowering: Lowering, codes: InputCodes, name: str, inputs: list[
     return given.source
 
 
+def _stretch(lowering: Lowering, source: Stretch, name: str, inputs: list[Value]) -> Value:
+    return lowering.stretched(name, inputs[0])
+
+
 def _tanh_codes(lowering: Lowering, codes: TanhCodes, name: str, inputs: list[Value]) -> Value:
     raise CExportError(f"the C export does not know lowbit.activation_quantizer = 'tanh' ({name}); {ELSE}")
 
@@ -166,6 +170,7 @@ _MODULES: dict[Any, Write] = {
     (LowBitConv2d, LowBitLinear): _layer,
     LowBitNorm: _norm,
     RangeCodes: _range_codes,
+    Stretch: _stretch,
     InputCodes: _input_codes,
     TanhCodes: _tanh_codes,
     (FeatureMark, nn.Identity, nn.Dropout, nn.Dropout2d): _same,

@@ -18,12 +18,17 @@ from fedqssl.device.c_export.operations import (
     Operation,
     Pair,
     Rescale,
+    Stretch,
     output_side,
 )
 from fedqssl.device.c_export.values import Codes, Flat, Layer, Sums, Value, View, reals, torch_order
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitNorm, RangeCodes
+from fedqssl.models.contrast import LEAST, SPREAD
 
 ELSE = "use --format onnx"
+PIXEL_TOP = 255
+MOST_STRETCHED = 2**20
+"""Values of an image whose contrast is stretched: its squares then fit 64 bits."""
 TORCH_GROUP = 16
 """Values that torch's ``mean`` adds up before it adds up such sums (of at most 256 values)."""
 
@@ -37,6 +42,17 @@ class Lowering:
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
+
+    def stretched(self, name: str, source: Value) -> View:
+        """The contrast of an image in pixels; see :class:`fedqssl.models.contrast.Stretch`."""
+        if not isinstance(source, View) or source.averaged or not source.source.on_grid(1 / PIXEL_TOP, 0.0, PIXEL_TOP):
+            raise CExportError(f"{name} (Stretch) does not read an image; {ELSE}")
+        m = source.source.map
+        if m.size > MOST_STRETCHED:
+            raise CExportError(f"the C export stretches images of at most {MOST_STRETCHED:,} values ({name}); {ELSE}")
+        target = Map(m.height, m.width, m.channels)
+        self.operations.append(Stretch(name, m, target, round(SPREAD * PIXEL_TOP), round(LEAST * PIXEL_TOP)))
+        return View(replace(source.source, map=target))
 
     def sums(self, name: str, layer: Layer, source: Value) -> Sums:
         """A convolution or a linear layer; nothing is written down until its sums are rounded."""
@@ -174,4 +190,4 @@ def _rescale(
         raise CExportError(f"{name} cannot be exported: {error}") from error
 
 
-__all__ = ["ELSE", "CExportError", "Lowering"]
+__all__ = ["ELSE", "PIXEL_TOP", "CExportError", "Lowering"]

@@ -139,7 +139,22 @@ class Maximum:
     padding: Pair
 
 
-Operation = Convolution | Average | Maximum
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """The contrast of a whole image: ``127.5 + spread * (x - mean) / max(std, least)``, rounded half to even.
+
+    Exact in integers. Pixels, mean and standard deviation (of all channels together) are in 255ths; ``target`` has the shape
+    of ``source``.
+    """
+
+    name: str
+    source: Map
+    target: Map
+    spread: int
+    least: int
+
+
+Operation = Convolution | Average | Maximum | Stretch
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,4 +180,15 @@ def sources(operation: Operation) -> tuple[Map, ...]:
     return (operation.source,)
 
 
-__all__ = ["Average", "Convolution", "Map", "Maximum", "Network", "Operation", "Rescale", "output_side", "sources"]
+__all__ = [
+    "Average",
+    "Convolution",
+    "Map",
+    "Maximum",
+    "Network",
+    "Operation",
+    "Rescale",
+    "Stretch",
+    "output_side",
+    "sources",
+]

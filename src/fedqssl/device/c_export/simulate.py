@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, MutableMapping
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedqssl.device.c_export.operations import (
     Network,
     Operation,
     Rescale,
+    Stretch,
     output_side,
 )
 
@@ -41,6 +43,8 @@ def carry_out(operation: Operation, found: MutableMapping[Map, Integers]) -> Non
         vector = found.setdefault(m, np.zeros((len(x), m.height, m.width, m.channels), dtype=np.int64))
         made = _average(operation, x).reshape(len(x), -1)
         vector.reshape(len(x), -1)[:, operation.at : operation.at + made.shape[1]] = made
+    elif isinstance(operation, Stretch):
+        found[m] = np.stack([_stretch(operation, image) for image in x])
     else:
         found[m] = _maximum(operation, x)
 
@@ -102,6 +106,28 @@ def _average(operation: Average, x: Integers) -> Integers:
     levels = (mean - one(operation.low)) * one(operation.inverse)
     codes: Integers = np.rint(np.clip(levels, 0, operation.top)).astype(np.int64)
     return codes
+
+
+def _stretch(operation: Stretch, image: Integers) -> Integers:
+    """One image, exact in integers; ``templates/stretch.c`` explains the steps."""
+    total, squares = int(image.sum()), int(np.square(image).sum())
+    square = max(image.size * squares - total**2, (operation.least * image.size) ** 2)
+    whole = math.isqrt(square)
+    rest = square - whole**2
+    deviations = np.arange(256) * image.size - total
+    a = operation.spread * np.abs(deviations)
+    m = a // whole
+
+    def above() -> Integers:
+        found: Integers = (a - m * whole) * (a + m * whole) - m * m * rest
+        return found
+
+    while (less := above() < 0).any():
+        m = m - less
+    codes = np.where(deviations < 0, 127 - m, 128 + m)
+    ties = 2 * (np.where(deviations < 0, 128 - m, 128 + m) // 2)
+    table: Integers = np.clip(np.where(above() == 0, ties, codes), 0, 255)
+    return table[image]
 
 
 def _maximum(operation: Maximum, x: Integers) -> Integers:

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedqssl.device.c_export.arena import Plan, padded
-from fedqssl.device.c_export.operations import Average, Convolution, Map, Maximum, Network
+from fedqssl.device.c_export.operations import Average, Convolution, Map, Maximum, Network, Operation, Stretch
 
 COLUMNS = 116
+OTHER_CODE = {"stretch.c": Stretch, "average.c": Average, "maximum.c": Maximum}
+"""Templates that are written where a network needs them."""
 PER_LINE = 24
 """Entries of a table in one line of C."""
 
@@ -176,10 +178,13 @@ def _place(m: Map | None, kind: str, plan: Plan, at: int = 0) -> str:
     return f"{array} + {start}" if start else array
 
 
-def _call(at: int, operation: Convolution | Average | Maximum, plan: Plan) -> list[str]:
+def _call(at: int, operation: Operation, plan: Plan) -> list[str]:
     """The lines that carry out one operation."""
     source = "image" if operation.source.kind == "image" else _place(operation.source, "codes", plan)
     lines = [f"    /* {_comment(operation.name)} */"]
+    if isinstance(operation, Stretch):
+        numbers = f"{operation.source.size}, {operation.spread}, {operation.least}"
+        return [*lines, f"    stretch({source}, {numbers}, {_place(operation.target, 'codes', plan)});"]
     if not isinstance(operation, Convolution):
         verb = "average" if isinstance(operation, Average) else "maximum"
         place = _place(operation.target, "codes", plan, operation.at if isinstance(operation, Average) else 0)
@@ -208,7 +213,7 @@ def model_source(network: Network, plan: Plan, class_names: Iterable[str], versi
     for at, operation in enumerate(network.operations):
         if isinstance(operation, Convolution):
             _layer(tables, at, operation, plan)
-        else:
+        elif not isinstance(operation, Stretch):
             _pool(tables, at, operation)
         calls += _call(at, operation, plan)
     names = "".join(f"    {string(name)},\n" for name in class_names)
@@ -221,7 +226,7 @@ def model_source(network: Network, plan: Plan, class_names: Iterable[str], versi
         ACTIVATION_BYTES=plan.codes,
         WIDE_ARENA=f"static int32_t wide[{plan.wide}];        /* scores, and sums that are added later */",
         SCRATCH_COUNT=plan.scratch,
-        POOL_CODE="".join(template(n) for n, kind in (("average.c", Average), ("maximum.c", Maximum)) if kind in kinds),
+        OTHER_CODE="".join(template(name) for name, kind in OTHER_CODE.items() if kind in kinds),
         CALLS="\n".join(calls),
         SCORES=_scores(network, plan),
     )

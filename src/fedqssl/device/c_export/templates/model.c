@@ -213,7 +213,7 @@ static void run_layer(const Layer *layer, const uint8_t *input, const Target *ta
         }
     }
 }
-@POOL_CODE@
+@OTHER_CODE@
 int32_t model_predict(const uint8_t *image, int32_t *scores)
 {
     int32_t best = 0;
