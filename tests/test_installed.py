@@ -58,8 +58,6 @@ GIVEN = {
     "docs/how-to/onnx.md": "import numpy as np\npixels = np.zeros((2, 3, 32, 32), dtype=np.uint8)\n",
 }
 """What a page's reader has."""
-TWO_WAYS = ("python", "import os; os.remove('phone.fqssl'); os.remove('phone.fqssl.md')")
-"""README shows the same file made by commands and by Python; neither overwrites it."""
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +124,6 @@ def steps_of(page: str) -> list[tuple[str, str]]:
     found = [("python", GIVEN[page])] if page in GIVEN else []
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M):
         if kind == "python":
-            found += [TWO_WAYS] if page == "README.md" else []
             found.append(("python", block))
         for line in block.splitlines() if not kind else ():
             for command in re.split(r"\s#", line)[0].split(" ; "):
