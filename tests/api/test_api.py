@@ -68,7 +68,7 @@ def test_a_clients_model_predicts_the_same_from_memory_and_from_its_file(home):
     with pytest.raises(ValueError, match=r"phone\.fqssl exists"):
         client.export("phone.fqssl")
     assert client.export("phone.fqssl", overwrite=True).is_file()
-    with pytest.raises(ValueError, match="must be one of fedqssl, onnx, not 'pdf'"):
+    with pytest.raises(ValueError, match="must be one of fedqssl, onnx, c, not 'pdf'"):
         fedqssl.export("runs/smoke-1", "client-00", format="pdf")
 
 

@@ -14,7 +14,7 @@ from fedqssl.maker.probing import ProbeSettings, probe_client
 from fedqssl.models.features import FEATURES
 from tiny_run import known_run
 
-DIM = {"pooled": 32, "grid2": 4 * 32, "stages": 32 + 16 * 8}
+DIM = {"pooled": 32, "grid2": 4 * 32, "stages": 32 + 16 * 8, "pyramid": 32 + (16 + 64) * 8}
 
 
 @pytest.fixture(scope="module", params=FEATURES)

@@ -47,6 +47,7 @@ class FleetPage(LivePage):
         return render(
             "fleet.html",
             name=self.fleet.path.name,
+            live=self.seconds,
             theme=Theme(c["bits"] for c in known.values() if c["bits"] is not None),
             run_line=run_line(values),
             server_line=server_line(values),
@@ -96,7 +97,7 @@ class RunPage(LivePage):
         if run is None:
             raise ValueError("there is no run yet")
         folder = self.fleet.runs / str(run)
-        return build_report(folder, folder)
+        return build_report(folder, folder, live=self.seconds)
 
 
 class Metrics(LivePage):
