@@ -123,8 +123,8 @@ def test_a_sentence_says_whether_it_was_worth_it():
     [
         (92, -0.1, "Train longer first: its model is made of only 92 steps"),
         (900, -0.1, "views.preset) and a smaller ssl.temperature"),
-        (900, 0.1, "finer features (features=pyramid) or a larger width"),
-        (None, None, "finer features (features=pyramid) or a larger width"),
+        (900, 0.1, "a larger width, or features=pyramid if it had others"),
+        (None, None, "a larger width, or features=pyramid if it had others"),
     ],
 )
 def test_advice_depends_on_what_happened(steps, gain, advice):

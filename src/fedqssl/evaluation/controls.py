@@ -107,7 +107,7 @@ def verdict(measured: Sequence[Measured], steps: int | None = None, knn_gain: fl
     if knn_gain is not None and knn_gain < 0:
         return f"{found} By kNN, training made the features worse: try {_VIEWS}."
     return (
-        f"{found} Try views that suit the images (views.preset), finer features (features=pyramid) or a larger width."
+        f"{found} Try views that suit the images (views.preset), a larger width, or features=pyramid if it had others."
     )
 
 
