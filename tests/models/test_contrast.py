@@ -1,5 +1,7 @@
 """Contrast of single images: by hand, idempotent enough, the same in training, in features and in device files."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -45,7 +47,7 @@ def test_images_do_not_change_each_other():
 def network() -> SelfSupervisedNetwork:
     torch.manual_seed(0)
     encoder = build_model("resnet9", 2)
-    return SelfSupervisedNetwork(encoder, projector(encoder.feature_dim, 8, 8))
+    return SelfSupervisedNetwork(encoder, projector(16, 8, 8))
 
 
 @pytest.mark.parametrize("bits", [4, 12, 32])
@@ -61,7 +63,13 @@ def test_an_extractor_sees_what_training_saw(bits, kind):
 
 
 def test_views_are_cut_from_stretched_images():
-    words = {"model": "resnet9", "width": 2, "in_channels": 3, "objective": "simclr", "temperature": 0.5}
+    words: dict[str, Any] = {
+        "model": "resnet9",
+        "width": 2,
+        "in_channels": 3,
+        "objective": "simclr",
+        "temperature": 0.5,
+    }
     views = ViewConfig(size=12)
     plain, stretch = (
         Task(**words, batch_size=4, seed=0, options=LowBitOptions(), views=views, contrast=contrast)

@@ -65,7 +65,12 @@ def test_the_convolution_is_scale_times_the_sum():
 def test_tf32_is_off_again_afterwards(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     seen = []
-    monkeypatch.setattr(F, "conv2d", lambda *_: (seen.append(torch.backends.cudnn.allow_tf32), torch.ones(1))[1])
+
+    def conv2d(*_):
+        seen.append(torch.backends.cudnn.allow_tf32)
+        return torch.ones(1)
+
+    monkeypatch.setattr(F, "conv2d", conv2d)
     tensorcores.conv2d(
         torch.ones(1, 1, 1, 1, dtype=torch.uint8), torch.ones(1, 1, 1, 1), 1.0, ((1, 1), (0, 0), (1, 1), 1)
     )

@@ -4,6 +4,7 @@ Sums over rows are compared as float32: in float64 their order of addition is ea
 """
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from fedqssl.quant.kernels.types import Hat, Norm, NormAct
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed (extra gpu)", allow_module_level=True)
-triton_kernels = gpu.find()[0]
+triton_kernels: Any = gpu.find()[0]
 pytestmark = pytest.mark.skipif(triton_kernels is None or not gpu.interpreting(), reason=gpu.find()[1])
 
 QUICK = (1, 5, 8, 12)
@@ -118,7 +119,9 @@ def _check_norm_act(residual, bits):
     y = _awkward(207 * CHANNELS).view(-1, CHANNELS) * 3
     norm = Norm(*(_random(CHANNELS, seed) + 0.3 for seed in range(4)))
     top = 2**bits - 1
-    more = {"residual_codes": (_random(y.numel()) * 9).to(torch.uint8).view_as(y)} if residual == "codes" else {}
+    more: dict[str, Any] = (
+        {"residual_codes": (_random(y.numel()) * 9).to(torch.uint8).view_as(y)} if residual == "codes" else {}
+    )
     more |= {"residual_values": _random(y.numel(), 6).view_as(y)} if residual == "values" else {}
     for save, hat_bits in ((True, 4), (True, 0), (False, 4)):
         shape = bits, top / 4, 4 / top if bits else 0.0, hat_bits, 0.31, save, 0 < bits <= 8, bits > 8
