@@ -19,7 +19,8 @@ FEW = 4
 MOST_ROWS = 1500
 """Rows that cross-validation looks at; the decay that suits them suits more rows when scaled by their number."""
 LONG = 1000
-"""With more features than this, and fewer rows, an eigenvalue problem of the rows is several times faster than an SVD."""
+"""With more features than this, and fewer rows, an eigenvalue problem of the rows replaces the SVD: 2.3 against 5.2 CPU seconds
+for 2,001 rows of 2,688 features in float64. Shorter ones keep the SVD, and with it their bytes."""
 
 
 @dataclass(frozen=True, eq=False)
