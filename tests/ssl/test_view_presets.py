@@ -9,7 +9,7 @@ from fedqssl.config.schema import RunConfig, make_config
 from fedqssl.config.sections import ViewsConfig
 from fedqssl.federated.protocol import protocol
 from fedqssl.ssl import ViewConfig, two_views
-from fedqssl.ssl.presets import VIEW_PRESETS, view_config
+from fedqssl.ssl.presets import CANDIDATES, VIEW_PRESETS, view_config
 
 
 def images(n: int = 40, c: int = 3, size: int = 32) -> torch.Tensor:
@@ -28,7 +28,9 @@ def test_the_default_is_what_it_always_was():
 
 def test_presets_are_those_of_the_settings():
     annotation = ViewsConfig.model_fields["preset"].annotation
-    assert set(VIEW_PRESETS) == set(annotation.__args__)
+    assert {*VIEW_PRESETS, "auto"} == set(annotation.__args__)
+    assert set(CANDIDATES) < set(VIEW_PRESETS)
+    assert view_config(ViewsConfig(preset="auto", size=24)) == view_config(ViewsConfig(preset=CANDIDATES[0], size=24))
     assert len(set(VIEW_PRESETS.values())) == len(VIEW_PRESETS)
 
 

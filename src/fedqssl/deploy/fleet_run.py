@@ -28,9 +28,9 @@ from fedqssl.files import read_json_or_none as read_json
 from fedqssl.files import write_json
 from fedqssl.reporting import finished_report
 from fedqssl.runs.describe import describe_data
-from fedqssl.runs.equipment import Equipment
+from fedqssl.runs.equipment import Equipment, pool_of
 from fedqssl.runs.folder import Checkpoint, RunFolder
-from fedqssl.runs.lifecycle import Logged, check_model, check_surroundings, environment, play_to_end, pool_of
+from fedqssl.runs.lifecycle import Logged, check_model, check_surroundings, environment, play_to_end
 from fedqssl.runs.progress import Progress
 from fedqssl.runs.result import RunResult
 from fedqssl.runs.round import first_checkpoint, server_learning_rate

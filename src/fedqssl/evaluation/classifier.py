@@ -156,6 +156,15 @@ def logistic_accuracy(
     return float(((test_x @ weight + bias).argmax(1) == test_y).double().mean())
 
 
+def held_out_loss(x: Tensor, y: Tensor, seed: int = 0, levels: Levels = None) -> float:
+    """Log-loss of rows held out from :func:`folded_logistic` in cross-validation: how well features tell the labels apart."""
+    classes, label = torch.unique(y, return_inverse=True)
+    u, generator = (x - x.mean(0)) / _spread(x), torch.Generator().manual_seed(seed)
+    if levels is None:
+        return choose(u, label, len(classes), generator).loss
+    return choose_levels(u, label, len(classes), generator, levels)[0].loss
+
+
 def _spread(x: Tensor) -> Tensor:
     """Standard deviation of each feature, (d,); as if a few more rows had been seen in which all features spread alike."""
     variance = x.var(0, unbiased=False)
@@ -208,6 +217,7 @@ __all__ = [
     "fit_classifier",
     "fit_device_classifier",
     "folded_logistic",
+    "held_out_loss",
     "logistic_accuracy",
     "on_grid",
     "round_weights",

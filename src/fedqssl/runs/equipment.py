@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from fedqssl import accelerators
 from fedqssl.engines.engine import Engine
 from fedqssl.engines.pool import Pool
 from fedqssl.federated.context import Context
@@ -38,4 +39,15 @@ class Equipment:
     accuracies: Callable[[Context, Mapping[str, bytes]], dict[str, float]] | None = None
 
 
-__all__ = ["Equipment"]
+C = TypeVar("C", bound=Context)
+
+
+def pool_of(context: C, progress: Progress, clients: int | None = None) -> Pool[C]:
+    """The worker processes of a run: no more than there are clients."""
+    config = context.config
+    most = accelerators.workers(config.device, config.workers, config.workers_per_gpu)
+    workers = min(most, max(len(context.bits) if clients is None else clients, 1))
+    return Pool(context, workers, config.threads, progress.tick, accelerators.environments(config.device))
+
+
+__all__ = ["Equipment", "pool_of"]

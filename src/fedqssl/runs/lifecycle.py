@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fedqssl import accelerators
 from fedqssl.config import RunConfig, load_run_config, to_toml
@@ -28,9 +28,10 @@ from fedqssl.federated.context import Context, FleetContext, Simulation, build_s
 from fedqssl.federated.optimizers import configured_server
 from fedqssl.federated.protocol import protocol
 from fedqssl.files import absolute
+from fedqssl.runs.choose_views import with_chosen_views
 from fedqssl.runs.controls import untrained_knn
 from fedqssl.runs.describe import describe_data
-from fedqssl.runs.equipment import Equipment
+from fedqssl.runs.equipment import Equipment, pool_of
 from fedqssl.runs.finalize import finalize
 from fedqssl.runs.folder import Checkpoint, RunError, RunFolder
 from fedqssl.runs.images_digest import images_digest
@@ -96,12 +97,16 @@ def start(
         progress.say(line)
         warned.append(line)
     check_model(context)
+    context, chosen = with_chosen_views(context, progress)
+    if chosen is not None:
+        progress.say(chosen)
+        said = [*said, chosen]
     try:
         folder = RunFolder.create(out, overwrite)
         folder.write("environment.json", json.dumps(environment(context), indent=1) + "\n")
         folder.write("partition.json", json.dumps(context.partition_json()) + "\n")
         folder.write("data.json", json.dumps(describe_data(context)) + "\n")
-        folder.write("config.toml", to_toml(config))  # last: what has a config.toml can be resumed
+        folder.write("config.toml", to_toml(context.config))  # last: what has a config.toml can be resumed
     except OSError as error:
         raise RunError(f"{out} cannot be written ({error.strerror or error}); choose another --out") from error
     for line in (*said, *warned):
@@ -271,17 +276,6 @@ def _run_to_end(context: Simulation, folder: RunFolder, progress: Progress) -> R
         raise RunError(f"the newest checkpoint in {folder.checkpoints} is not of this run's clients; delete it")
     with pool_of(context, progress) as pool, ENGINES[context.config.engine](pool) as engine:
         return play_to_end(context, checkpoint, Equipment(engine, pool, folder, progress))
-
-
-C = TypeVar("C", bound=Context)
-
-
-def pool_of(context: C, progress: Progress, clients: int | None = None) -> Pool[C]:
-    """The worker processes of a run: no more than there are clients."""
-    config = context.config
-    most = accelerators.workers(config.device, config.workers, config.workers_per_gpu)
-    workers = min(most, max(len(context.bits) if clients is None else clients, 1))
-    return Pool(context, workers, config.threads, progress.tick, accelerators.environments(config.device))
 
 
 def play_to_end(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> RunResult:

@@ -11,14 +11,19 @@ from fedqssl.ssl.views import ViewConfig
 VIEW_PRESETS: dict[str, ViewConfig] = {
     "objects": ViewConfig(),
     "signs": ViewConfig(scale=(0.5, 1.0), flip_p=0.0),
+    "colors": ViewConfig(scale=(0.4, 1.0), hue=0.02, grayscale_p=0.0),
     "textures": ViewConfig(scale=(0.1, 0.6), hue=0.05),
     "documents": ViewConfig(scale=(0.5, 1.0), flip_p=0.0, saturation=0.0, hue=0.0, grayscale_p=0.5),
     "none": ViewConfig(
         flip_p=0.0, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0, jitter_p=0.0, grayscale_p=0.0
     ),
 }
-"""``objects``: SimCLR's for CIFAR. ``signs``: shapes count and have a right way round. ``textures``: any small part shows it all.
-``documents``: shapes count, colours do not. ``none``: crops alone, which no contrastive objective can do without."""
+"""``objects``: SimCLR's for CIFAR. ``signs``: shapes count and have a right way round. ``colors``: flowers, food, products, which
+colours tell apart. ``textures``: any small part shows it all. ``documents``: shapes count, colours do not. ``none``: crops alone,
+which no contrastive objective can do without."""
+
+CANDIDATES = ("signs", "objects", "colors")
+"""What ``views.preset = "auto"`` chooses from; the first one where nothing can be chosen."""
 
 _FIELDS = {"flip": "flip_p", "jitter": "jitter_p", "grayscale": "grayscale_p"}
 
@@ -31,9 +36,12 @@ def view_config(settings: ViewsConfig) -> ViewConfig:
         True
         >>> view_config(ViewsConfig(preset="signs", size=24)).flip_p
         0.0
+
+    Before ``auto`` has been decided, the views are those of the first candidate.
     """
+    preset = CANDIDATES[0] if settings.preset == "auto" else settings.preset
     given: dict[str, Any] = settings.model_dump(exclude={"preset"}, exclude_none=True)
-    return replace(VIEW_PRESETS[settings.preset], **{_FIELDS.get(name, name): value for name, value in given.items()})
+    return replace(VIEW_PRESETS[preset], **{_FIELDS.get(name, name): value for name, value in given.items()})
 
 
-__all__ = ["VIEW_PRESETS", "view_config"]
+__all__ = ["CANDIDATES", "VIEW_PRESETS", "view_config"]
