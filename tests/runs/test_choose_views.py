@@ -8,7 +8,7 @@ import torch
 from fedqssl.config import load_config, load_run_config
 from fedqssl.data.images import ImageSet
 from fedqssl.runs import choose_views, start
-from fedqssl.runs.choose_views import trial, with_chosen_views
+from fedqssl.runs.choose_views import decide, trial, with_chosen_views
 from fedqssl.runs.progress import Progress
 from fedqssl.ssl.presets import CANDIDATES, VIEW_PRESETS, view_config
 from tiny_run import silent, tiny, tiny_context
@@ -36,7 +36,12 @@ def test_the_least_held_out_loss_wins(monkeypatch):
         context, line = chosen(tiny_context(**AUTO, **{"views.size": 16}))
         assert context.config.views.preset == best
         assert context.task.views == replace(VIEW_PRESETS[best], size=16) == view_config(context.config.views)
-        assert f"views of {best} suit these images best" in line and "0.50" in line and line.count("0.75") == 2
+        assert f"views of {best} suit these images" in line and "0.50" in line and line.count("0.75") == 2
+
+
+def test_the_first_candidate_stays_unless_another_is_clearly_better():
+    assert decide({"signs": 1.0, "objects": 0.96, "colors": 1.2}) == "signs"
+    assert decide({"signs": 1.0, "objects": 0.94, "colors": 0.93}) == "colors"
 
 
 def test_without_labels_nothing_is_tried(monkeypatch):

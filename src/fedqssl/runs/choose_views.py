@@ -7,6 +7,7 @@ held-out images play no part.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -31,6 +32,10 @@ IMAGES = 2000
 LEAST_LABELS = 50
 """With fewer labels than this, differences are chance."""
 
+CLEARLY = 0.95
+"""Another candidate than the first must have a loss below this share of the first one's. Bursts of one scene, half of them held
+out, make small differences unreliable."""
+
 
 def with_chosen_views(context: Simulation, progress: Progress) -> tuple[Simulation, str | None]:
     """The context with its views decided, and a line about it; unchanged where ``views.preset`` is not ``auto``."""
@@ -43,12 +48,18 @@ def with_chosen_views(context: Simulation, progress: Progress) -> tuple[Simulati
         )
     with pool_of(context, progress, len(CANDIDATES)) as pool:
         losses = pool.run("choice of views", trial, {name: (name,) for name in CANDIDATES})
-    best = min(losses, key=lambda name: losses[name])
+    best = decide(losses)
     others = ", ".join(f"{name} {loss:.2f}" for name, loss in losses.items() if name != best)
     return _decided(context, best), (
-        f"views of {best} suit these images best by their labels: held-out loss {losses[best]:.2f} ({others}) "
+        f"views of {best} suit these images by their labels: held-out loss {losses[best]:.2f} ({others}) "
         f"after {STEPS} steps each"
     )
+
+
+def decide(losses: Mapping[str, float]) -> str:
+    """The candidate with the least loss, or the first one if that is not clearly worse."""
+    first, best = next(iter(losses)), min(losses, key=lambda name: losses[name])
+    return best if losses[best] < CLEARLY * losses[first] else first
 
 
 def trial(context: Simulation, preset: str) -> float:
@@ -92,4 +103,4 @@ def _decided(context: Simulation, preset: str) -> Simulation:
     return replace(context, config=_with_preset(context.config, preset), task=_task(context, preset))
 
 
-__all__ = ["IMAGES", "LEAST_LABELS", "STEPS", "trial", "with_chosen_views"]
+__all__ = ["CLEARLY", "IMAGES", "LEAST_LABELS", "STEPS", "decide", "trial", "with_chosen_views"]
