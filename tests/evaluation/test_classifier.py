@@ -7,12 +7,20 @@ import torch
 import torch.nn.functional as F
 
 from fedqssl.evaluation import knn_accuracy
-from fedqssl.evaluation.classifier import feature_range, fit_device_classifier, folded_logistic, on_grid, round_weights
+from fedqssl.evaluation.classifier import (
+    feature_range,
+    fit_device_classifier,
+    folded_logistic,
+    held_out_loss,
+    on_grid,
+    round_weights,
+)
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
 from fedqssl.evaluation.logistic import (
     DECAYS,
     UNJUDGED,
     Rotated,
+    alike_folds,
     choose,
     choose_levels,
     fit_logistic,
@@ -149,6 +157,36 @@ def test_regression_reaches_the_minimum_of_its_objective():
         bias = solution[-1].clone().requires_grad_()
         loss = F.cross_entropy(u[kept] @ weight + bias, y[kept]) + 0.01 * weight.square().sum()
         assert max(float(g.abs().max()) for g in torch.autograd.grad(loss, (weight, bias))) < 1e-4
+
+
+def bursts(scenes: int = 8, frames: int = 10) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Looks, labels and scenes of two classes: every scene is photographed several times."""
+    draws = torch.Generator().manual_seed(5)
+    scene = torch.arange(2 * scenes).repeat_interleave(frames)
+    middle = torch.randn(2 * scenes, 12, generator=draws) * torch.linspace(3, 0.5, 12)
+    looks = middle[scene] + 0.02 * torch.randn(len(scene), 12, generator=draws)
+    order = torch.randperm(len(scene), generator=draws)
+    return looks[order], (scene >= scenes).long()[order], scene[order]
+
+
+def test_look_alikes_are_held_out_together():
+    looks, y, scene = bursts()
+    fold = alike_folds(looks, y)
+    for label in (0, 1):
+        assert fold[y == label].bincount().tolist() == [20] * 4
+    whole = [len(fold[scene == s].unique()) == 1 for s in range(16)]
+    assert sum(whole) >= 14
+    assert alike_folds(looks[:1], y[:1] * 0).tolist() == [0]
+
+
+def test_remembering_scenes_is_no_merit():
+    """Features that know the scene, and nothing about the class, look perfect in random folds."""
+    looks, y, scene = bursts()
+    draws = torch.Generator().manual_seed(7)
+    memory = torch.nn.functional.one_hot(scene).float() + 0.01 * torch.randn(len(y), 16, generator=draws)
+    sense = torch.randn(len(y), 16, generator=draws) + 1.0 * y[:, None]
+    assert choose(memory - memory.mean(0), y, 2, draws).loss < 0.2
+    assert held_out_loss(memory, y, looks) > 0.5 > held_out_loss(sense, y, looks)
 
 
 def test_folds_spread_every_class():

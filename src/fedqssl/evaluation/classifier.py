@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier, fit_lowbit_classifier
-from fedqssl.evaluation.logistic import Rotated, choose, choose_levels, fit_logistic
+from fedqssl.evaluation.logistic import Rotated, alike_folds, choose, choose_levels, fit_logistic
 from fedqssl.lowbit import Precision
 from fedqssl.lowbit.layers import LowBitLinear, RangeCodes
 from fedqssl.quant.compand import IDENTITY as UNIFORM
@@ -156,13 +156,17 @@ def logistic_accuracy(
     return float(((test_x @ weight + bias).argmax(1) == test_y).double().mean())
 
 
-def held_out_loss(x: Tensor, y: Tensor, seed: int = 0, levels: Levels = None) -> float:
-    """Log-loss of rows held out from :func:`folded_logistic` in cross-validation: how well features tell the labels apart."""
+def held_out_loss(x: Tensor, y: Tensor, looks: Tensor, seed: int = 0, levels: Levels = None) -> float:
+    """Log-loss of rows held out from :func:`folded_logistic` in cross-validation: how well features tell the labels apart.
+
+    Rows that look alike by ``looks`` (N, d) are held out together (:func:`alike_folds`).
+    """
     classes, label = torch.unique(y, return_inverse=True)
     u, generator = (x - x.mean(0)) / _spread(x), torch.Generator().manual_seed(seed)
+    folds = alike_folds(looks, label)
     if levels is None:
-        return choose(u, label, len(classes), generator).loss
-    return choose_levels(u, label, len(classes), generator, levels)[0].loss
+        return choose(u, label, len(classes), generator, folds).loss
+    return choose_levels(u, label, len(classes), generator, levels, folds)[0].loss
 
 
 def _spread(x: Tensor) -> Tensor:

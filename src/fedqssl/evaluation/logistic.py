@@ -112,6 +112,26 @@ def folds_of(y: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return fold
 
 
+def alike_folds(looks: Tensor, y: Tensor, count: int = FOLDS) -> Tensor:
+    """The fold (N,) that each row is held out in, with what looks alike in one fold.
+
+    Photos of one scene are nearly the same, and random folds put them on both sides: then the features that remember best seem to
+    be the best ones. Every class is cut into equal parts along the direction in which its looks (N, d) differ most.
+    """
+    fold = torch.empty_like(y)
+    for label in range(int(y.max()) + 1):
+        index = (y == label).nonzero()[:, 0]
+        if not len(index):
+            continue
+        own = looks[index] - looks[index].mean(0)
+        along = own @ torch.linalg.svd(own, full_matrices=False)[2][0]
+        parts = torch.arange(len(index), device=y.device) * count // len(index)
+        fold[index[along.argsort()]] = (
+            parts + label
+        ) % count  # so that classes of a few rows do not all begin at fold 0
+    return fold
+
+
 @dataclass(frozen=True)
 class Chosen:
     """What cross-validation chose: weight decay, and the factor on logits that makes held-out probabilities honest."""
@@ -127,8 +147,12 @@ UNJUDGED = Chosen(DECAYS[0], 1.0, float("inf"))
 """For one label per class."""
 
 
-def choose(u: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> Chosen:
-    """Weight decay with the least held-out loss over stratified folds, and the temperature that fits the held-out logits.
+def choose(
+    u: Tensor, y: Tensor, num_classes: int, generator: torch.Generator, held_out: Tensor | None = None
+) -> Chosen:
+    """Weight decay with the least held-out loss over folds, and the temperature that fits the held-out logits.
+
+    ``held_out`` is the fold of each row; by default folds are random and stratified.
 
     The path starts at the strongest decay, each solution where the last one ended, and stops once the loss has risen twice. A
     class with a single label cannot be judged; if all are like that, the choice is :data:`UNJUDGED`.
@@ -136,12 +160,12 @@ def choose(u: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -
     n = len(u)
     if n > MOST_ROWS:
         kept = torch.randperm(n, generator=generator)[:MOST_ROWS].to(u.device)
-        u, y = u[kept], y[kept]
+        u, y, held_out = u[kept], y[kept], None if held_out is None else held_out[kept]
     judged = y.bincount(minlength=num_classes)[y] > 1
     if not bool(judged.any()):
         return UNJUDGED
     u = u.float()  # a choice needs no more
-    held_out = folds_of(y, FOLDS, generator)
+    held_out = folds_of(y, FOLDS, generator) if held_out is None else held_out
     rows = torch.stack([held_out != f for f in range(FOLDS)]).to(u.dtype)
     rotated = Rotated.of(u)
     best, solution, rises = UNJUDGED, None, 0
@@ -159,7 +183,12 @@ def choose(u: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -
 
 
 def choose_levels(
-    u: Tensor, y: Tensor, num_classes: int, generator: torch.Generator, levels: Sequence[int]
+    u: Tensor,
+    y: Tensor,
+    num_classes: int,
+    generator: torch.Generator,
+    levels: Sequence[int],
+    held_out: Tensor | None = None,
 ) -> tuple[Chosen, Tensor]:
     """How much each finer level of the features counts, by the least held-out loss; with what :func:`choose` chooses there.
 
@@ -172,7 +201,7 @@ def choose_levels(
     state, best, factor = generator.get_state(), UNJUDGED, torch.ones_like(level)
     for r in RATIOS:
         generator.set_state(state)  # the same folds for all
-        found = choose(u * r**level, y, num_classes, generator)
+        found = choose(u * r**level, y, num_classes, generator, held_out)
         if found.loss < best.loss:
             best, factor = found, r**level
     return best, factor
@@ -186,4 +215,4 @@ def _sharpness(logits: Tensor, y: Tensor) -> tuple[float, float]:
     return float(factors[at]), float(losses[at])
 
 
-__all__ = ["Chosen", "Rotated", "choose", "choose_levels", "fit_logistic", "folds_of", "logits_of"]
+__all__ = ["Chosen", "Rotated", "alike_folds", "choose", "choose_levels", "fit_logistic", "folds_of", "logits_of"]
