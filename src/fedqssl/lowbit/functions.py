@@ -109,10 +109,11 @@ def _in_integers(codes: Tensor, step: float, layer: LowBitConv2d) -> Tensor:
 
 def _chunk_images(shape: torch.Size, device: torch.device) -> int:
     """Images per chunk of a float tensor: all of a small one, else a multiple of 8 so that chunks start on a byte."""
-    larger = 1 if device.type == "cpu" else buffer_pool.GPU_FACTOR
-    if 4 * shape.numel() < larger * buffer_pool.CHUNK_FROM:
+    on_cpu = device.type == "cpu"
+    chunk = buffer_pool.CHUNK if on_cpu else buffer_pool.GPU_CHUNK
+    if 4 * shape.numel() < (buffer_pool.CHUNK_FROM if on_cpu else 2 * chunk):
         return max(shape[0], 1)
-    return max(larger * buffer_pool.CHUNK // (4 * shape[1:].numel()) // 8 * 8, 8)
+    return max(chunk // (4 * shape[1:].numel()) // 8 * 8, 8)
 
 
 def _in_chunks(
