@@ -21,7 +21,7 @@ from tiny_run import tiny
 @pytest.fixture
 def two_gpus(monkeypatch):
     monkeypatch.setattr(accelerators, "gpus", lambda: 2)
-    monkeypatch.setattr(accelerators, "_repeatable", lambda: None)
+    monkeypatch.setattr(accelerators, "_prepare", lambda index: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     monkeypatch.delenv(accelerators.VISIBLE, raising=False)
 
@@ -78,6 +78,33 @@ def test_several_gpus_are_shared(two_gpus, monkeypatch):
     assert environments("cuda:1") == environments("cpu") == []
     monkeypatch.setenv(accelerators.VISIBLE, "GPU-a, 5")
     assert environments("auto") == [{accelerators.VISIBLE: "GPU-a"}, {accelerators.VISIBLE: "5"}]
+
+
+def test_the_gpu_becomes_the_current_one(monkeypatch):
+    """Pinned memory belongs to the current GPU: without this, a run on cuda:1 would hold memory of cuda:0, too."""
+    chosen = []
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    flags = [(x, name, getattr(x, name)) for x, name in FLAGS]
+    monkeypatch.setattr(accelerators, "gpus", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    try:
+        assert resolve("cuda:1").index == 1 and chosen == [1]
+        assert [getattr(x, name) for x, name in FLAGS] == [False, True, False, False, False]
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        for x, name, value in flags:
+            setattr(x, name, value)
+
+
+FLAGS = (
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cudnn, "deterministic"),
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.utils.deterministic, "fill_uninitialized_memory"),
+)
 
 
 def test_workers_take_turns_on_gpus(monkeypatch):

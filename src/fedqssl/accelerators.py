@@ -64,7 +64,7 @@ def resolve(name: str) -> torch.device:
     index = int(name.partition(":")[2] or 0)
     if index >= count:
         raise DeviceError(f"device={name}, but there are {count} GPUs, from cuda:0 on; fedqssl doctor lists them")
-    _repeatable()
+    _prepare(index)
     return torch.device("cuda", index)
 
 
@@ -78,10 +78,14 @@ def _why_none() -> str:
     return "torch finds no CUDA GPU: check nvidia-smi and the driver"
 
 
-def _repeatable() -> None:
-    """The same bytes for the same seed on the same GPU; no TF32 but where it is exact (``quant.kernels.tensorcores``)."""
+def _prepare(index: int) -> None:
+    """The same bytes for the same seed on the same GPU; no TF32 but where it is exact (``quant.kernels.tensorcores``).
+
+    It becomes the current one: pinned memory would otherwise take hundreds of MB of GPU 0 for a context there.
+    """
     import torch
 
+    torch.cuda.set_device(index)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

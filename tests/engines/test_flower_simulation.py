@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from fedqssl import accelerators
 from fedqssl.config import load_config
 from fedqssl.federated.protocol import protocol
@@ -36,9 +38,13 @@ def test_what_ray_reserves_of_gpus(monkeypatch):
 
     assert client_gpus(load_config("smoke")) == 0 and client_gpus(load_config("smoke", {"client_gpus": 0.25})) == 0.25
     monkeypatch.setattr(accelerators, "gpus", lambda: 1)
-    monkeypatch.setattr(accelerators, "_repeatable", lambda: None)
+    monkeypatch.setattr(accelerators, "_prepare", lambda index: None)
     assert client_gpus(load_config("smoke", {"device": "cuda", "workers_per_gpu": 4})) == 0.25
     assert client_gpus(load_config("smoke", {"device": "auto", "client_gpus": 1})) == 1
+    assert client_gpus(load_config("smoke", {"device": "cuda:0"})) == 1  # the only one
+    monkeypatch.setattr(accelerators, "gpus", lambda: 2)
+    with pytest.raises(accelerators.DeviceError, match=r"use device=cuda and set CUDA_VISIBLE_DEVICES=1$"):
+        client_gpus(load_config("smoke", {"device": "cuda:1"}))
 
 
 def test_same_bytes_as_in_process_and_nothing_is_left(tmp_path):

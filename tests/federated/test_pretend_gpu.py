@@ -7,6 +7,7 @@ each ``wait`` in a step makes the host stand still until the GPU has caught up.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from fedqssl.federated.server.usable import check_usable
 from fedqssl.federated.state import read_payload, write_state
 from fedqssl.federated.task import Task, train_steps
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, load_bytes, to_bytes
+from fedqssl.lowbit.functions import _chunk_images
 from fedqssl.quant import kernels
+from fedqssl.quant.kernels import gpu
 from fedqssl.runs import evaluate
 from pretend_gpu import CUDA, OnGpu, pretend_gpu
 from tiny_run import tiny_context
@@ -33,10 +36,9 @@ IN_EVERY_STEP = {
     ("down", "lowbit.layers._track"): "the same",
     ("up", "lowbit.weight.store"): "the scale of a layer without batch norm, which grows",
     ("wait", "quant.compand.grown_scale"): "the same",
-    ("wait", "quant.kernels.reference.extent"): "ends of a gradient that is quantized, and whether it is finite",
-    ("wait", "quant.quantile._exact_centres"): "whether a small gradient is finite",
+    ("wait", "quant.kernels.reference.key_histogram"): "the number of keys, which bincount asks for; not in Triton",
     ("wait", "quant.quantile.quantile_quantize"): "a gradient with fewer entries than centres: its own entries, sorted",
-    ("wait", "lowbit.optim._non_finite"): "whether the gradients of all float parameters are finite",
+    ("wait", "lowbit.optim._non_finite"): "whether all gradients are finite",
 }
 ONCE = {
     ("up", "federated.task.batches"): "the order of an epoch",
@@ -45,9 +47,8 @@ ONCE = {
     ("wait", "lowbit.layers._check"): "whether the first batch of a model is in [0, 1]",
     ("wait", "lowbit.layers.extent"): "the range that a model came with",
     ("wait", "lowbit.weight.m"): "scales that a model came with",
-    ("wait", "quant.kernels.tensorcores._worst"): "the probe of TF32",
-    ("up", "quant.kernels.tensorcores._worst"): "the same",
-    ("down", "quant.kernels.tensorcores._worst"): "the same",
+    ("up", "quant.kernels.tensorcores.trusted"): "the probe of TF32, for every shape",
+    ("down", "quant.kernels.tensorcores.trusted"): "the same",
 }
 
 
@@ -106,6 +107,47 @@ def test_what_crosses_in_a_step(monkeypatch):
     assert ours[1][("wait", "federated.task.train_steps")] == 1  # of two steps
     asked = ("wait", "lowbit.optim._non_finite")
     assert ours[1][asked] - ours[0][asked] == 1
+
+
+def test_a_step_with_tritons_kernels(monkeypatch):
+    """In Triton's interpreter: the bytes of plain torch on the CPU, and nobody waits for a histogram."""
+    found, why = gpu.find()
+    if found is None or not gpu.interpreting():
+        pytest.skip(why)
+    want = _trained(torch.device("cpu"), 4, "simclr", 1)
+    launch, names = found._launch, set()
+
+    def plain(x: object) -> object:
+        return x.inner if isinstance(x, OnGpu) else x
+
+    def unwrapped(kernel: Any, like: torch.Tensor, grid: tuple[int, ...], *arguments: object, **constants: object):
+        assert all(isinstance(x, OnGpu) for x in (like, *arguments) if isinstance(x, torch.Tensor))
+        names.add(kernel.fn.__name__)
+        launch(kernel, plain(like), grid, *map(plain, arguments), **constants)
+
+    monkeypatch.setattr(found, "_launch", unwrapped)
+    monkeypatch.setattr(gpu, "probe", lambda device: (found, why))
+    with kernels.use("auto"), pretend_gpu(monkeypatch) as noted:
+        assert _trained(CUDA, 4, "simclr", 1) == want
+    assert not any(what == "wait" and "kernels" in where for what, where in noted)
+    assert names >= {"block_sums_kernel", "norm_act_kernel", "histogram_kernel", "step_target_kernel"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_that_is_not_finite_is_skipped(monkeypatch, device):
+    """On a GPU that is found out in the optimiser's step, at the cost of one wait."""
+    with pretend_gpu(monkeypatch) as noted:
+        task = _task()
+        model = task.converted(4).to(device)
+        before, opt = to_bytes(model), LowBitSGD(model, 0.3)
+        views = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(0)).to(device)
+        torch.autograd.backward(model.eval()(views).sum() * float("nan"))
+        noted.clear()
+        opt.step()
+        assert opt.skipped == 1 and to_bytes(model) == before
+        assert all(w.finite is True for w in opt.weights.values())
+        if device == "cuda":
+            assert noted["wait", "lowbit.optim._non_finite"] == 1
 
 
 def test_a_round_and_its_evaluation(monkeypatch):
@@ -171,6 +213,12 @@ def test_aggregation_where_the_states_are(monkeypatch):
         got = average(moved, {"a": 0.3, "b": 0.7})
         assert not noted and all(isinstance(x, OnGpu) for x in got.values())
         assert all(torch.equal(got[key].cpu(), x) for key, x in want.items())
+
+
+def test_convolutions_of_a_gpu_take_more_images_at_a_time():
+    shape = torch.Size((512, 64, 32, 32))  # of the paper's first layers
+    assert [_chunk_images(shape, d) for d in (torch.device("cpu"), CUDA)] == [16, 128]
+    assert _chunk_images(torch.Size((512, 512, 4, 4)), CUDA) == 512
 
 
 def test_a_tensor_of_the_cpu_is_noticed(monkeypatch):

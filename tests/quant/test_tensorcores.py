@@ -57,7 +57,7 @@ def test_the_convolution_is_scale_times_the_sum():
     codes = torch.randint(0, 16, (2, 6, 5, 5), dtype=torch.uint8, generator=draws)
     w = (2 * torch.randint(0, 16, (4, 3, 3, 3), generator=draws) - 15).to(torch.int16)
     steps = (2, 1), (1, 0), (1, 1), 2
-    got = tensorcores.conv2d(codes, w, 0.3, steps)
+    got = tensorcores.conv2d(codes, w, 0.3, steps, (4, 4))
     want = F.conv2d(codes.double(), w.double(), None, *steps).float() * 0.3
     assert torch.equal(got, want)
 
@@ -71,10 +71,33 @@ def test_tf32_is_off_again_afterwards(monkeypatch):
         return torch.ones(1)
 
     monkeypatch.setattr(F, "conv2d", conv2d)
-    tensorcores.conv2d(
-        torch.ones(1, 1, 1, 1, dtype=torch.uint8), torch.ones(1, 1, 1, 1), 1.0, ((1, 1), (0, 0), (1, 1), 1)
-    )
-    assert seen == [True] and torch.backends.cudnn.allow_tf32 is False
+    one = torch.ones(1, 1, 1, 1)
+    for trusted in (True, False):
+        monkeypatch.setattr(tensorcores, "trusted", lambda *_, answer=trusted: answer)
+        tensorcores.conv2d(one.to(torch.uint8), one, 1.0, ((1, 1), (0, 0), (1, 1), 1), (1, 1))
+        assert seen.pop() is trusted and torch.backends.cudnn.allow_tf32 is False
+
+
+def winograd(x: torch.Tensor, w: torch.Tensor, bias: None, *steps: object) -> torch.Tensor:
+    """Stands for an algorithm that transforms its operands, as cuDNN may choose for some shapes: they lose bits in TF32."""
+    half = to_tf32(x * 3.0).div(3.0), to_tf32(w * 1.3).div(1.3)
+    return CONV(x, w, bias, *steps) if x.dtype == torch.float64 or len(x) < 4 else CONV(*half, bias, *steps)
+
+
+CONV = F.conv2d
+
+
+def test_a_shape_whose_algorithm_rounds_is_not_trusted(monkeypatch):
+    """The probe of a GPU is of one shape; cuDNN may choose otherwise for another."""
+    monkeypatch.setattr(F, "conv2d", winograd)
+    tensorcores.trusted.cache_clear()
+    steps = (1, 1), (1, 1), (1, 1), 1
+    cpu, w = torch.device("cpu"), torch.Size((8, 4, 3, 3))
+    try:
+        for images, fine in ((2, True), (5, False)):
+            assert tensorcores.trusted(cpu, torch.Size((images, 4, 5, 5)), w, steps, (6, 6)) is fine
+    finally:
+        tensorcores.trusted.cache_clear()
 
 
 def test_no_gpu_no_tensor_cores():

@@ -29,7 +29,11 @@ from fedqssl import accelerators
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 _WAITS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default)
-_SHAPED_BY_DATA = (torch.ops.aten._unique2.default, torch.ops.aten.masked_select.default)
+_SHAPED_BY_DATA = (
+    torch.ops.aten._unique2.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.bincount.default,
+)
 
 
 class OnGpu(torch.Tensor):
@@ -192,7 +196,7 @@ class _Down(torch.autograd.Function):
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, str]]]:
     """Inside, ``device=cuda`` works; yields what crosses, by kind and function."""
     monkeypatch.setattr(accelerators, "gpus", lambda: 1)
-    monkeypatch.setattr(accelerators, "_repeatable", lambda: None)
+    monkeypatch.setattr(accelerators, "_prepare", lambda index: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU that is not there")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.empty(0))

@@ -114,10 +114,16 @@ def knn_probabilities(
     found = []
     for query in torch.split(queries, chunk):
         similarity, index = (query @ bank.T).topk(min(k, len(bank)), dim=1, sorted=False)  # (m, k)
-        votes = torch.zeros(len(query), num_classes, device=query.device)
-        votes.scatter_add_(1, train_y[index], ((similarity - 1) / temperature).exp_())
-        found.append(votes)
+        found.append(_votes(train_y[index], ((similarity - 1) / temperature).exp_(), num_classes))
     return F.normalize(torch.cat(found), p=1.0, dim=1)
+
+
+def _votes(labels: Tensor, weights: Tensor, num_classes: int) -> Tensor:
+    """Sums (M, C) of the weights (M, k) by label."""
+    if weights.device.type != "cpu":  # scatter_add_ adds in another order every time there
+        theirs = labels[:, :, None] == torch.arange(num_classes, device=labels.device)  # (M, k, C)
+        return (theirs * weights[:, :, None]).sum(1)
+    return torch.zeros(len(labels), num_classes).scatter_add_(1, labels, weights)
 
 
 @torch.no_grad()

@@ -18,6 +18,9 @@ CHUNK = 4 << 20
 """Float tensors from ``CHUNK_FROM`` bytes on are convolved in chunks of about ``CHUNK`` bytes, which stay in cache; below that
 malloc reuses memory by itself, and whole batches are faster."""
 
+GPU_CHUNK = 32 << 20
+"""Chunks on a GPU, which is idle in part with few images at a time; of tensors from two of them on."""
+
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 

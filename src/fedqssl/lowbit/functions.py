@@ -46,12 +46,14 @@ def quantize_gradient(g: Tensor, layer: LowBitConv2d | LowBitLinear) -> Tensor:
     if g.numel() <= 2**layer.gradient_bits:
         return g  # fewer entries than centres: kept exactly
     try:
-        return quantile_round(
-            g, layer.gradient_bits, rounding=layer.options.gradient_rounding, generator=layer.generator
-        )
+        how = layer.options.gradient_rounding, layer.generator
+        rounded = quantile_round(g, layer.gradient_bits, "auto", *how, wait=False)
     except ValueError:
         layer.weight.finite = False
         return g
+    if g.device.type != "cpu":  # where it has not been looked at
+        layer.weight.finite = layer.weight.finite & torch.isfinite(g).all()
+    return rounded
 
 
 def integer_path(x_bits: int, layer: LowBitConv2d) -> bool:
@@ -81,9 +83,9 @@ def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
     if x.codes is not None and layer.weight.integral and x.codes.device.type == "cuda":
         if x.low == 0 and tensor_core_path(x, layer):
             w, scale = layer.made("tensor cores", layer.weight.odd)
-            how = scale * x.step, (*steps, layer.groups)
+            how = scale * x.step, (*steps, layer.groups), (x.bits, layer.weight.bits)
             codes = x.codes
-            return _in_chunks(x.shape, lambda i, n: tensorcores.conv2d(codes[i : i + n], w, *how))
+            return _in_chunks(x.shape, codes.device, lambda i, n: tensorcores.conv2d(codes[i : i + n], w, *how))
     elif x.codes is not None and layer.weight.integral and x.codes.device.type == "cpu":
         if bit_path(x, layer):
             scale = layer.weight.integers()[1] * x.step
@@ -91,7 +93,7 @@ def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
         if integer_path(x.bits, layer):
             return _in_integers(x.codes, x.step, layer)
     floats = layer.made("floats", lambda: layer.weight.effective().contiguous(memory_format=torch.channels_last))
-    return _in_chunks(x.shape, lambda i, n: F.conv2d(x.images(i, n), floats, None, *steps, layer.groups))
+    return _in_chunks(x.shape, floats.device, lambda i, n: F.conv2d(x.images(i, n), floats, None, *steps, layer.groups))
 
 
 def _in_integers(codes: Tensor, step: float, layer: LowBitConv2d) -> Tensor:
@@ -102,24 +104,30 @@ def _in_integers(codes: Tensor, step: float, layer: LowBitConv2d) -> Tensor:
         return intconv.prepack(w, *shape, scale * step, codes.shape)
 
     packed = layer.made(("integers", codes.shape[1:], step), prepacked)  # alike for any number of images
-    return _in_chunks(codes.shape, lambda i, n: intconv.conv2d(codes[i : i + n], packed, *shape))
+    return _in_chunks(codes.shape, codes.device, lambda i, n: intconv.conv2d(codes[i : i + n], packed, *shape))
 
 
-def _chunk_images(shape: torch.Size) -> int:
+def _chunk_images(shape: torch.Size, device: torch.device) -> int:
     """Images per chunk of a float tensor: all of a small one, else a multiple of 8 so that chunks start on a byte."""
-    if 4 * shape.numel() < buffer_pool.CHUNK_FROM:
+    on_cpu = device.type == "cpu"
+    chunk = buffer_pool.CHUNK if on_cpu else buffer_pool.GPU_CHUNK
+    if 4 * shape.numel() < (buffer_pool.CHUNK_FROM if on_cpu else 2 * chunk):
         return max(shape[0], 1)
-    return max(buffer_pool.CHUNK // (4 * shape[1:].numel()) // 8 * 8, 8)
+    return max(chunk // (4 * shape[1:].numel()) // 8 * 8, 8)
 
 
 def _in_chunks(
-    shape: torch.Size, operator: Callable[[int, int], Tensor], into: Tensor | None = None, over: Tensor | None = None
+    shape: torch.Size,
+    device: torch.device,
+    operator: Callable[[int, int], Tensor],
+    into: Tensor | None = None,
+    over: Tensor | None = None,
 ) -> Tensor:
     """``operator(start, count)`` over the images of a batch of ``shape``, in chunks if it is large, in a pooled buffer.
 
     Or added to ``into``; or written over ``over``, which the operator reads and whose chunks are done with as they are read.
     """
-    count = _chunk_images(shape)
+    count = _chunk_images(shape, device)
     if shape[0] <= count:
         part = operator(0, shape[0])
         return part if into is None else into.add_(part)
@@ -186,7 +194,7 @@ def _strided_pointwise(layer: LowBitConv2d) -> bool:
 def _weight_gradient(g: Tensor, packed: Tensor, code: Code, layer: LowBitConv2d) -> Tensor:
     """dL/dw with the input unpacked a chunk of images at a time: its float view never exists as a whole."""
     w = torch.zeros((), device=g.device).expand(layer.weight.shape)  # only its shape matters
-    count = _chunk_images(code.shape)
+    count = _chunk_images(code.shape, packed.device)
     total: Tensor | None = None
     for start in range(0, code.shape[0], count):
         x = unpack_images(packed, code, start, count)
@@ -214,7 +222,7 @@ def _input_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d, into: Ten
         # Behind a batch norm, g is that layer's own output and nobody reads it again.
         ours = into is None and not layer.quantizes_gradient and g.shape == shape
         larger = max(g.shape, shape, key=torch.Size.numel)
-        return _in_chunks(larger, lambda i, n: backward(g[i : i + n]), into, over=g if ours else None)
+        return _in_chunks(larger, g.device, lambda i, n: backward(g[i : i + n]), into, over=g if ours else None)
     out = into if into is not None else from_rows(POOL.take(shape.numel(), g.device), shape).zero_()
     out[:, :, :: layer.stride[0], :: layer.stride[1]] += backward(g, tuple(g.shape[2:]), (1, 1))
     return out
@@ -318,8 +326,7 @@ class NormActivate(torch.autograd.Function):
             layer.gradient_bits_for(rows.numel()),
             dx,
         )
-        if not finite:
-            layer.finite = False
+        layer.finite = layer.finite & finite
         g_residual = from_rows(rows, shape) if needs_residual else None
         if g_residual is not None and ctx.residual_sink is not None:
             ctx.residual_sink.add(g_residual)

@@ -128,7 +128,7 @@ class LowBitNorm(Keeping):
         self.clip = options.activation_clip
         self.precision, self.options = precision, options
         self.activate, self.quantizes_gradient = activate, quantizes_gradient
-        self.finite = True
+        self.finite: bool | Tensor = True  # of a GPU a tensor, which is looked at in the optimiser's step
         self.normalizes = norm is not None
         self.eps = norm.eps if norm is not None else 0.0
         self.momentum = norm.momentum if norm is not None else 0.0

@@ -145,12 +145,11 @@ class LowBitSGD(torch.optim.Optimizer):
 
     def _non_finite(self) -> str | None:
         """Name of a layer whose gradient is not finite; the last one in the model comes first in the backward pass."""
-        bad = [n for n, w in self.weights.items() if not w.finite]
-        bad += [n for n, norm in self.norms.items() if not norm.finite]
-        grads = {n: p.grad for n, p in self.floats.items() if p.grad is not None}
-        if grads:  # one question to a GPU, not one for each
-            fine = torch.stack([torch.isfinite(g).all() for g in grads.values()]).tolist()
-            bad += [n for n, finite in zip(grads, fine, strict=True) if not finite]
+        found = [(n, layer.finite) for n, layer in (*self.weights.items(), *self.norms.items())]
+        found += [(n, torch.isfinite(p.grad).all()) for n, p in self.floats.items() if p.grad is not None]
+        asked = [fine for _, fine in found if isinstance(fine, Tensor)]
+        answers = iter(torch.stack(asked).tolist() if asked else ())  # one question to a GPU, not one for each
+        bad = [n for n, fine in found if not (next(answers) if isinstance(fine, Tensor) else fine)]
         return bad[-1].removesuffix(".weight") if bad else None
 
     def _skip(self, culprit: str) -> None:

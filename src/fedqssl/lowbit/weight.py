@@ -11,6 +11,7 @@ from fedqssl.lowbit.precision import LowBitOptions
 from fedqssl.quant import compand_pack, compand_scale, compand_values, quantile_quantize
 from fedqssl.quant.compand import COMPANDERS, levels
 from fedqssl.quant.kernels import ops
+from fedqssl.quant.kernels.types import ends_finite
 from fedqssl.quant.packing import pack_own, packed_size, unpack
 
 
@@ -69,7 +70,7 @@ class LowBitWeight(nn.Module):
         self.register_buffer("codes", torch.empty(0, dtype=torch.uint8, device=x.device))
         self.register_buffer("scale", torch.zeros((), device=x.device))
         self.gradient: PackedGradient | None = None
-        self.finite = True
+        self.finite: bool | Tensor = True  # of a GPU a tensor, which is looked at in the optimiser's step
         self._m: tuple[Tensor, int, float] | None = None
         self.assign(x)
 
@@ -172,10 +173,12 @@ class LowBitWeight(nn.Module):
             g = g + self.gradient.unpack()
         rounding = self.options.gradient_rounding
         try:
-            q = quantile_quantize(g, self.gradient_bits, rounding=rounding, generator=generator)
+            q = quantile_quantize(g, self.gradient_bits, rounding=rounding, generator=generator, wait=False)
         except ValueError:  # NaN or infinity: the optimiser skips the step and names this layer
             self.finite = False
             return
+        if g.device.type != "cpu" and g.numel():
+            self.finite = self.finite & ends_finite(q.codebook)
         self.gradient = PackedGradient(pack_own(q.codes, q.bits), q.codebook, q.bits, self.shape)
 
     def clear_gradient(self) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedqssl.quant.kernels import ops_on
 from fedqssl.quant.kernels.reference import code_dtype
-from fedqssl.quant.packing import pack
+from fedqssl.quant.packing import pack_own
 from fedqssl.quant.rounding import SNAP, Rounding, check_bits, check_rounding, round_to_grid, uniform_like
 from fedqssl.quant.tensor import QuantizedTensor
 
@@ -138,7 +138,7 @@ def compand_pack(
 ) -> Tensor:
     """The codes of :func:`compand_codes`, packed: the same bytes, and in one pass where the domain is ``level``."""
     if scale == 0 or (domain == "value" and rounding == "stochastic"):
-        return pack(compand_codes(x, bits, scale, compander, rounding, domain, generator), bits)
+        return pack_own(compand_codes(x, bits, scale, compander, rounding, domain, generator), bits)
     check_rounding(rounding)
     snap = _snap(x, 2 ** check_bits(bits) - 1)
     y = compander.forward(x.detach().double())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedqssl.quant.kernels import native, ops
 from fedqssl.quant.kernels.reference import code_dtype
-from fedqssl.quant.kernels.types import KeyTable
+from fedqssl.quant.kernels.types import KeyTable, ends_finite
 from fedqssl.quant.rounding import Rounding, check_bits, check_rounding, uniform_like
 from fedqssl.quant.tensor import QuantizedTensor
 
@@ -30,20 +30,26 @@ def _resolve(method: str, n: int) -> str:
     return ("key16" if n >= KEY16_FROM else "exact") if method == "auto" else method
 
 
-def _key_table(flat: Tensor, bits: int) -> KeyTable:
+def _require_finite(ends: Tensor | None, wait: bool) -> None:
+    """Raise an error unless both ends of the centres are finite (None: known not to be); a GPU is asked only if ``wait``."""
+    asked = ends is not None and (wait or ends.device.type == "cpu")
+    if ends is None or (asked and not bool(ends_finite(ends))):
+        raise ValueError("cannot quantize a tensor that holds NaN or infinity")
+
+
+def _key_table(flat: Tensor, bits: int, wait: bool = True) -> KeyTable:
     backend = ops(flat)
     hist, low, high = backend.key_histogram(flat)
     table: KeyTable | None = backend.quantile_table(hist, flat.numel(), bits, low, high)
-    if table is None:
-        raise ValueError("cannot quantize a tensor that holds NaN or infinity")
+    _require_finite(None if table is None else table.centres, wait)
+    assert table is not None
     return table
 
 
-def _exact_centres(flat: Tensor, bits: int) -> Tensor:
+def _exact_centres(flat: Tensor, bits: int, wait: bool = True) -> Tensor:
     ordered = flat.sort().values
     n, last = flat.numel(), 2**bits - 1
-    if not bool(torch.isfinite(ordered[:: max(n - 1, 1)]).all()):  # both ends: NaN sorts last
-        raise ValueError("cannot quantize a tensor that holds NaN or infinity")
+    _require_finite(ordered, wait)  # NaN sorts last
     ranks = (torch.arange(last + 1, device=flat.device, dtype=torch.int64) * n + last - 1) // last
     return ordered[ranks.clamp(min=1) - 1]
 
@@ -67,15 +73,15 @@ def _prepare(x: Tensor) -> Tensor:
     return x.detach().to(torch.float32).contiguous().flatten()
 
 
-def quantile_centres(x: Tensor, bits: int, method: Method = "auto") -> Tensor:
-    """The ``2^bits`` centres, ascending; ties are legal."""
+def quantile_centres(x: Tensor, bits: int, method: Method = "auto", wait: bool = True) -> Tensor:
+    """The ``2^bits`` centres, ascending; ties are legal. ``wait``: see :func:`quantile_quantize`."""
     check_bits(bits)
     flat = _prepare(x)
     if flat.numel() == 0:
         raise ValueError("an empty tensor has no quantiles")
     if _resolve(method, flat.numel()) == "exact":
-        return _exact_centres(flat, bits)
-    return _key_table(flat, bits).centres
+        return _exact_centres(flat, bits, wait)
+    return _key_table(flat, bits, wait).centres
 
 
 def quantile_quantize(
@@ -84,6 +90,7 @@ def quantile_quantize(
     method: Method = "auto",
     rounding: Rounding = "nearest",
     generator: torch.Generator | None = None,
+    wait: bool = True,
 ) -> QuantizedTensor:
     """Quantize to the nearest quantile (or stochastically to one of the two neighbours).
 
@@ -95,6 +102,8 @@ def quantile_quantize(
         method: ``exact`` (sort), ``key16`` (count), or ``auto``, which chooses by size.
         rounding: ``nearest`` or ``stochastic``.
         generator: source of random numbers for stochastic rounding.
+        wait: raise an error at NaN and infinity on a GPU, too, for which the host has to wait. Without it they are found in the
+            first and the last entry of the codebook.
     """
     check_bits(bits)
     check_rounding(rounding)
@@ -102,13 +111,13 @@ def quantile_quantize(
     n = flat.numel()
     if n <= 2**bits:
         centres, codes = torch.unique(flat, sorted=True, return_inverse=True)
-        if n and not bool(torch.isfinite(centres).all()):
-            raise ValueError("cannot quantize a tensor that holds NaN or infinity")
+        if n:
+            _require_finite(centres, wait)
     elif _resolve(method, n) == "key16" and rounding == "nearest":
-        table = _key_table(flat, bits)
+        table = _key_table(flat, bits, wait)
         centres, codes = table.centres, ops(flat).code_apply(flat, table)
     else:
-        centres = quantile_centres(flat, bits, method)
+        centres = quantile_centres(flat, bits, method, wait)
         if rounding == "nearest":
             codes = _nearest_codes(flat, centres)
         else:
@@ -123,6 +132,7 @@ def quantile_round(
     rounding: Rounding = "nearest",
     generator: torch.Generator | None = None,
     out: Tensor | None = None,
+    wait: bool = True,
 ) -> Tensor:
     """The float view of :func:`quantile_quantize`, without making the codes.
 
@@ -135,13 +145,13 @@ def quantile_round(
         if ops(flat) is native and _resolve(method, flat.numel()) == "key16" and rounding == "nearest":
             native.table_apply(flat, _key_table(flat, check_bits(bits)), out=out)
             return out
-        return out.copy_(quantile_round(x, bits, method, rounding, generator))
+        return out.copy_(quantile_round(x, bits, method, rounding, generator, wait=wait))
     flat = _prepare(x)
     if flat.numel() > 2 ** check_bits(bits) and rounding == "nearest":
         if _resolve(method, flat.numel()) == "key16":
-            rounded: Tensor = ops(flat).table_apply(flat, _key_table(flat, bits))
+            rounded: Tensor = ops(flat).table_apply(flat, _key_table(flat, bits, wait))
         else:
-            centres = _exact_centres(flat, bits)
+            centres = _exact_centres(flat, bits, wait)
             rounded = centres[_nearest_codes(flat, centres)]
         return rounded.view(x.shape)
-    return quantile_quantize(x, bits, method, rounding, generator).dequantize()
+    return quantile_quantize(x, bits, method, rounding, generator, wait).dequantize()

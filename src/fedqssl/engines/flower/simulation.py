@@ -18,7 +18,8 @@ from flwr.app import Context as FlowerContext
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedqssl.accelerators import resolve
+from fedqssl import accelerators
+from fedqssl.accelerators import DeviceError, resolve
 from fedqssl.config import RunConfig
 from fedqssl.data.registry import absolute
 from fedqssl.engines.flower import hush
@@ -34,8 +35,18 @@ START = 300.0
 
 
 def client_gpus(config: RunConfig) -> float:
-    """The share of a GPU that Ray reserves for a client; it hides GPUs from clients that have none reserved."""
+    """The share of a GPU that Ray reserves for a client; it hides GPUs from clients that have none reserved.
+
+    Raises:
+        DeviceError: one of several GPUs is named. Each client sees a single one, which Ray chose.
+    """
     on_gpu = resolve(config.device).type == "cuda"
+    name, _, index = config.device.partition(":")
+    if index and accelerators.gpus() > 1:
+        raise DeviceError(
+            f"device={config.device}, but with engine=flower-sim Ray shares the GPUs out; "
+            f"use device={name} and set {accelerators.VISIBLE}={index}"
+        )
     return config.client_gpus or (1 / config.workers_per_gpu if on_gpu else 0.0)
 
 
@@ -45,6 +56,7 @@ class FlowerSimulation(FlowerEngine):
     def __init__(self, simulation: Simulation, workers: int, tick: Tick) -> None:
         super().__init__(simulation, uuid.uuid4().hex, None, tick)
         self.simulation, self.workers = simulation, workers
+        self._gpus = client_gpus(simulation.config)
         self._grids: queue.Queue[Grid] = queue.Queue()
         self._leave = threading.Event()
         self._failure: BaseException | None = None
@@ -62,7 +74,7 @@ class FlowerSimulation(FlowerEngine):
 
         hush()
         resources: dict[str, dict[str, float]] = {
-            "client_resources": {"num_cpus": config.client_cpus, "num_gpus": client_gpus(config)},
+            "client_resources": {"num_cpus": config.client_cpus, "num_gpus": self._gpus},
             "init_args": {},
         }
         if not os.environ.get("RAY_ADDRESS"):

@@ -7,17 +7,29 @@ is bit ``j % 8`` (least significant first) of byte ``j // 8``. A stream of n cod
 from __future__ import annotations
 
 import math
-import struct
 
 import torch
 from torch import Tensor
 
-from fedqssl.quant.kernels.types import Coefficients, Hat, KeyTable, Norm, NormAct, NormActResult, extra_bits
+from fedqssl.quant.kernels.types import (
+    GROUP,
+    Coefficients,
+    Hat,
+    KeyTable,
+    Norm,
+    NormAct,
+    NormActResult,
+    block_rows,
+    extra_bits,
+)
 from fedqssl.quant.rounding import grid_codes
 
 NAME = "torch"
 _CHUNK = 1 << 20  # codes expanded to single bits at a time
 _KEYS = 1 << 16
+
+End = float | Tensor
+"""The smallest or the largest entry of a tensor: a number, or on a GPU a tensor, so that the host does not wait for it."""
 
 
 def code_dtype(bits: int) -> torch.dtype:
@@ -75,22 +87,35 @@ def float_keys(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.int32).flatten() >> 16 & 0xFFFF
 
 
-def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
+def key_histogram(x: Tensor) -> tuple[Tensor, End, End]:
     """How many floats have each key, the smallest and the largest float (the table is by raw key)."""
     low, high = extent(x)
     return torch.bincount(float_keys(x), minlength=_KEYS), low, high
 
 
-def extent(x: Tensor) -> tuple[float, float]:
-    """The smallest and the largest entry, NaN if there is one: on a GPU the one thing that the host waits for."""
-    low, high = torch.stack(torch.aminmax(x)).tolist()
+def extent(x: Tensor) -> tuple[End, End]:
+    """The smallest and the largest entry, NaN if there is one: numbers on the CPU; those of a GPU stay there."""
+    low, high = torch.aminmax(x)
+    return (float(low), float(high)) if x.device.type == "cpu" else (low, high)
+
+
+def ordered_keys(hist: Tensor) -> tuple[Tensor, Tensor]:
+    """Raw keys in ascending order of their floats, and their counts.
+
+    On the CPU those that occur. Elsewhere all: their number would have to be waited for.
+    """
+    order = torch.arange(_KEYS, device=hist.device)
+    raw = torch.where(order >= 0x8000, order - 0x8000, 0xFFFF - order)
+    count = hist.to(torch.int64)[raw]
+    return (raw[count > 0], count[count > 0]) if hist.device.type == "cpu" else (raw, count)
+
+
+def end_tensors(hist: Tensor, smallest: End, largest: End) -> tuple[Tensor, Tensor] | None:
+    """Both ends as tensors where the histogram is, +0 instead of -0; None if they are known not to be finite."""
+    if not all(isinstance(end, Tensor) or math.isfinite(end) for end in (smallest, largest)):
+        return None
+    low, high = (torch.as_tensor(end, dtype=torch.float32, device=hist.device) + 0.0 for end in (smallest, largest))
     return low, high
-
-
-def _raw_keys(device: torch.device) -> Tensor:
-    """Raw keys in ascending order of their floats."""
-    order = torch.arange(_KEYS, device=device)
-    return torch.where(order >= 0x8000, order - 0x8000, 0xFFFF - order)
 
 
 def _float_of(bits: Tensor) -> Tensor:
@@ -98,7 +123,7 @@ def _float_of(bits: Tensor) -> Tensor:
     return torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32).view(torch.float32)
 
 
-def _centres(raw: Tensor, count: Tensor, n: int, bits: int, low: float, high: float) -> Tensor:
+def centres_of(raw: Tensor, count: Tensor, n: int, bits: int, low: Tensor, high: Tensor) -> Tensor:
     """Centres, interpolated evenly within their key; raw keys and their counts in ascending order."""
     last = 2**bits - 1
     ranks = ((torch.arange(last + 1, device=raw.device) * n + last - 1) // last).clamp(min=1)
@@ -115,22 +140,20 @@ def _centres(raw: Tensor, count: Tensor, n: int, bits: int, low: float, high: fl
     return centres
 
 
-def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
+def quantile_table(hist: Tensor, n: int, bits: int, smallest: End, largest: End) -> KeyTable | None:
     """Centres ``Quantile(i / (2^bits - 1))`` to within a key, and the nearest one per finer key; None if not finite.
 
-    ``low`` and ``high`` are those of :func:`key_histogram`. On the CPU only keys that occur are looked at. Elsewhere all are:
-    their number would have to be waited for, and an entry that nobody looks up may hold anything.
+    Both ends are those of :func:`key_histogram`. An entry that nobody looks up may hold anything. On a GPU nobody waits to learn
+    whether all is finite: see :meth:`KeyTable.finite`.
     """
     device, last, extra = hist.device, 2**bits - 1, extra_bits(bits)
-    if not (math.isfinite(low) and math.isfinite(high)):
+    ends = end_tensors(hist, smallest, largest)
+    if ends is None:
         return None
-    low, high = low + 0.0, high + 0.0  # -0 becomes +0
-    raw = _raw_keys(device)
-    count = hist.to(torch.int64)[raw]
+    low, high = ends
+    raw, count = ordered_keys(hist)
+    centres = centres_of(raw, count, n, bits, low, high)
     sparse = device.type == "cpu"
-    if sparse:
-        raw, count = raw[count > 0], count[count > 0]
-    centres = _centres(raw, count, n, bits, low, high)
     keys = raw if sparse else torch.arange(_KEYS, device=device)  # in their own order, as the table has them
     fine = (keys.unsqueeze(1) << extra | torch.arange(2**extra, device=device)).flatten()  # keys of 16 + extra bits
     middle = _float_of(fine << (16 - extra) | 1 << (15 - extra))
@@ -140,15 +163,10 @@ def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> 
     codes = torch.where(middle - centres[down] <= centres[at] - middle, down, at)
     if sparse:
         codes = torch.zeros(_KEYS << extra, dtype=torch.int64, device=device).index_put_((fine,), codes)
-    for end, code in ((low, 0), (high, last)):  # the entries of the end points stand for them exactly
-        for value in (end, -end) if end == 0 else (end,):
-            codes[_pattern(value) >> (16 - extra)].fill_(code)
+    for end, code in ((low, 0), (high, last)):  # the entries of the end points stand for them exactly; 0 has two
+        both = torch.stack((end, torch.where(end == 0, -end, end)))
+        codes.index_fill_(0, _fine_keys(both, extra), code)
     return KeyTable(centres, centres[codes], codes, extra)
-
-
-def _pattern(value: float) -> int:
-    """The 32 bits of a float32."""
-    return int.from_bytes(struct.pack("<f", value), "little")
 
 
 def _fine_keys(x: Tensor, extra: int) -> Tensor:
@@ -166,13 +184,27 @@ def code_apply(x: Tensor, table: KeyTable) -> Tensor:
     return table.codes[_fine_keys(x, table.extra)].to(torch.int32).to(torch.uint16)
 
 
+def _in_order(x: Tensor, count: int) -> Tensor:
+    """(rows, channels) to sums of ``count`` rows each, one row after the other; the last sum may have fewer."""
+    padded = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % count)).view(-1, count, x.shape[1])
+    total = torch.zeros_like(padded[:, 0])
+    for part in padded.unbind(1):
+        total += part
+    return total
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """Sums of the columns of a (rows, channels) matrix in float64, in the order of :func:`.types.block_rows`."""
+    groups = _in_order(_in_order(x, block_rows(x.shape[1])).double(), GROUP)
+    return _in_order(groups, max(len(groups), 1))[0]
+
+
 def norm_stats(y: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each column of a (rows, channels) matrix, in float64."""
-    shift = y[:1]
-    sums = (y - shift).double()
-    mean = sums.mean(0)
-    var = (sums.square().mean(0) - mean.square()).clamp(min=0)
-    return mean + shift[0].double(), var
+    moved = y - y[:1]
+    mean = column_sums(moved) / len(y)
+    var = (column_sums(moved.square()) / len(y) - mean.square()).clamp(min=0)
+    return mean + y[0].double(), var
 
 
 def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
@@ -186,7 +218,7 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
     hat = None
     if act.save and act.hat_bits:
         top = 2**act.hat_bits - 1
-        levels = x_hat * (1.0 / act.hat_step) + top * 0.5
+        levels = x_hat * act.hat_scale + top * 0.5
         hat = pack(grid_codes(levels, top).to(torch.uint8).flatten(), act.hat_bits)
     if act.bits == 0:
         return NormActResult(values=z, codes=None, packed=None, mask=None, hat=hat)
@@ -209,13 +241,12 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
 def _unpack_hat(hat: Hat, like: Tensor) -> Tensor:
     if hat.packed is None:
         return torch.zeros_like(like)
-    offset = -0.5 * (2**hat.bits - 1) * hat.step
-    return unpack_affine(hat.packed, hat.bits, like.numel(), hat.step, offset).view_as(like)
+    return unpack_affine(hat.packed, hat.bits, like.numel(), hat.step, hat.low).view_as(like)
 
 
 def apply_mask(g: Tensor, mask: Tensor | None) -> Tensor:
-    """Zero where the activation was clipped."""
-    return g if mask is None else g * unpack(mask, 1, g.numel()).view_as(g)
+    """Zero where the activation was clipped, whatever the gradient is there."""
+    return g if mask is None else g.where(unpack(mask, 1, g.numel()).view_as(g) != 0, 0.0)
 
 
 def norm_backward_sums(g: Tensor, mask: Tensor | None, hat: Hat, out: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -224,22 +255,29 @@ def norm_backward_sums(g: Tensor, mask: Tensor | None, hat: Hat, out: Tensor | N
     x_hat = _unpack_hat(hat, g)
     if out is not None:
         out.copy_(masked)
-    return masked.double().sum(0), (masked.double() * x_hat).sum(0)
+    return column_sums(masked), column_sums(masked * x_hat)
 
 
 def norm_backward_apply(
     g: Tensor, mask: Tensor | None, hat: Hat, coefficients: Coefficients, quantile_bits: int | None, out: Tensor
-) -> bool:
+) -> bool | Tensor:
     """``out = g * mul + x_hat * hat_mul + add``, quantile-quantized if bits are given; out may be g. Is all finite?"""
     mul, hat_mul, add = coefficients
     out.copy_(apply_mask(g, mask) * mul + _unpack_hat(hat, g) * hat_mul + add)
     if quantile_bits is None:
-        return bool(torch.isfinite(out).all())
+        return all_finite(out)
     hist, low, high = key_histogram(out)
     table = quantile_table(hist, out.numel(), quantile_bits, low, high)
-    if table is not None:
-        out.copy_(table_apply(out, table))
-    return table is not None
+    if table is None:
+        return False
+    out.copy_(table_apply(out, table))
+    return out.device.type == "cpu" or table.finite()
+
+
+def all_finite(x: Tensor) -> bool | Tensor:
+    """Whether all entries are finite; of a GPU's tensor as a tensor, for which nobody has to wait."""
+    fine = torch.isfinite(x).all()
+    return bool(fine) if x.device.type == "cpu" else fine
 
 
 def step_target(

@@ -12,13 +12,17 @@ operand is rounded. A product has at most 22 significant bits and is an integer;
 in whatever order, is an integer of size at most K (2^a - 1)(2^s - 1) <= 2^24, which float32 holds exactly, so no addition
 rounds, and an accumulator that truncates has nothing to truncate as long as it keeps float32's 24 bits.
 
+The proof is about sums of products. cuDNN chooses an algorithm by the shapes, and may transform its operands first (Winograd,
+FFT): these have more bits than a TF32 operand. No setting of torch forbids that, so each shape is tried once in each process, on
+the largest codes, before TF32 is used for it (:func:`trusted`).
+
 The result times ``scale * step``, one rounding, is what the CPU's integer convolution gives (:mod:`.intconv`): the same
 activations, bit for bit. Outside the bound, and in the backward pass, whose gradients are on no grid, float32 is used
 (``allow_tf32`` is off). float16 operands have 11 significant bits, too, but torch's float16 convolution also returns float16,
 which holds integers only up to 2^11: not exact, so not used.
 
-The last sentence of the proof is about hardware. It was not measured here, so each process probes each GPU with the largest sums
-that it would ever be given (:func:`available`), and uses float32 where the probe is not exact.
+What the accumulator keeps is a matter of hardware, which was not measured here. So each process also probes each GPU with the
+largest sums that it would ever be given (:func:`available`). float32 is used where a probe is not exact.
 """
 
 from __future__ import annotations
@@ -47,33 +51,39 @@ def exact(x_bits: int, w_bits: int, terms: int) -> bool:
 
 
 @contextmanager
-def _tf32() -> Iterator[None]:
+def _tf32(allowed: bool) -> Iterator[None]:
     before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = allowed
     try:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def conv2d(codes: Tensor, w: Tensor, scale: float, steps: Steps) -> Tensor:
-    """``scale * conv2d(codes, w)`` of integer codes and integer weights, channels_last; exact sums if :func:`exact`."""
-    x = codes.to(torch.float32)
+def _sums(codes: Tensor, w: Tensor, steps: Steps, tf32: bool) -> Tensor:
     floats = w.to(torch.float32).contiguous(memory_format=torch.channels_last)
-    with _tf32():
-        return F.conv2d(x, floats, None, *steps).mul_(scale)
+    with _tf32(tf32):
+        return F.conv2d(codes.to(torch.float32), floats, None, *steps)
 
 
-def _worst(device: torch.device, bits: int, channels: int) -> bool:
-    """Whether the largest sums of so many channels (3 x 3) are exact on this device."""
-    top = 2**bits - 1
-    draws = torch.Generator().manual_seed(bits)
-    x = torch.randint(0, top + 1, (2, channels, 6, 6), dtype=torch.uint8, generator=draws)
-    w = 2 * torch.randint(0, top + 1, (16, channels, 3, 3), generator=draws) - top
-    x[0], w[0], w[1] = top, top, -top
-    steps: Steps = ((1, 1), (1, 1), (1, 1), 1)
-    got = conv2d(x.contiguous(memory_format=torch.channels_last).to(device), w.to(torch.int16).to(device), 1.0, steps)
-    return torch.equal(got.cpu().double(), F.conv2d(x.double(), w.double(), None, *steps))
+def conv2d(codes: Tensor, w: Tensor, scale: float, steps: Steps, bits: tuple[int, int]) -> Tensor:
+    """``scale * conv2d(codes, w)`` of integer codes and weights of so many bits, channels_last; exact sums if :func:`exact`."""
+    tf32 = trusted(codes.device, codes.shape, w.shape, steps, bits)
+    return _sums(codes, w, steps, tf32).mul_(scale)
+
+
+@lru_cache(maxsize=1024)
+def trusted(device: torch.device, shape: torch.Size, w_shape: torch.Size, steps: Steps, bits: tuple[int, int]) -> bool:
+    """Whether a convolution of these shapes is exact in TF32 on this device, tried on the largest codes of so many bits."""
+    top, w_top = (2**b - 1 for b in bits)
+    draws = torch.Generator().manual_seed(0)
+    two = torch.randint(0, top + 1, (2, *shape[1:]), dtype=torch.int16, generator=draws)
+    w = 2 * torch.randint(0, w_top + 1, tuple(w_shape), dtype=torch.int16, generator=draws) - w_top
+    two[0], w[0], w[-1] = top, w_top, -w_top
+    x = two[torch.arange(shape[0]) % 2].contiguous(memory_format=torch.channels_last)
+    got = _sums(x.to(device), w.to(device), steps, tf32=True).cpu()
+    want = F.conv2d(two.double(), w.double(), None, *steps).float()
+    return all(torch.equal(got[i], want[i % 2]) for i in range(shape[0]))
 
 
 @lru_cache(maxsize=16)
@@ -83,10 +93,14 @@ def available(device: torch.device) -> bool:
         return False
     # Channels so that 9 C (2^s - 1)^2 is just below 2^24; multiples of 8, which tensor cores take.
     cases = [(bits, min(_SUM // (9 * (2**bits - 1) ** 2), 512) // 8 * 8) for bits in (4, 6, 7)]
+    steps: Steps = ((1, 1), (1, 1), (1, 1), 1)
     try:
-        return all(_worst(device, bits, channels) for bits, channels in cases)
+        return all(
+            trusted(device, torch.Size((2, c, 6, 6)), torch.Size((16, c, 3, 3)), steps, (bits, bits))
+            for bits, c in cases
+        )
     except (RuntimeError, AssertionError):  # of a driver, of cuDNN or of torch: float32 is always there
         return False
 
 
-__all__ = ["Steps", "available", "conv2d", "exact"]
+__all__ = ["Steps", "available", "conv2d", "exact", "trusted"]

@@ -99,6 +99,12 @@ def quantize_pack_kernel(x, out, n, size, mul, BITS: tl.constexpr, GROUPS: tl.co
 
 
 @triton.jit
+def key_of(x, EXTRA: tl.constexpr):
+    """The upper 16 + EXTRA bits of floats."""
+    return (x.to(tl.uint32, bitcast=True) >> (16 - EXTRA)).to(tl.int32)
+
+
+@triton.jit
 def histogram_kernel(x, counts, n, BLOCK: tl.constexpr):
     """Count floats by their upper 16 bits. Integer additions commute, so the order of the atomics does not matter.
 
@@ -106,19 +112,48 @@ def histogram_kernel(x, counts, n, BLOCK: tl.constexpr):
     """
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
-    key = (tl.load(x + i, mask=inside, other=0.0).to(tl.uint32, bitcast=True) >> 16).to(tl.int32)
+    key = key_of(tl.load(x + i, mask=inside, other=0.0), 0)
     for sign in tl.static_range(2):
         zeros = tl.sum((inside & (key == sign * 32768)).to(tl.int32), 0)
-        tl.atomic_add(counts + sign * 32768, zeros, mask=zeros > 0)
-    tl.atomic_add(counts + key, 1, mask=inside & ((key & 32767) != 0))
+        tl.atomic_add(counts + sign * 32768, zeros, mask=zeros > 0, sem="relaxed")
+    tl.atomic_add(counts + key, 1, mask=inside & ((key & 32767) != 0), sem="relaxed")
+
+
+@triton.jit
+def stands_for(key, end, EXTRA: tl.constexpr):
+    """Which keys are those of an end point, which its own entry stands for exactly; 0 has two."""
+    one = key_of(end, EXTRA)
+    return (key == one) | (key == tl.where(end == 0.0, 32768 << EXTRA, one))
+
+
+@triton.jit
+def table_kernel(centres, low, high, values, codes, BITS: tl.constexpr, EXTRA: tl.constexpr, BLOCK: tl.constexpr):
+    """Per key of 16 + EXTRA bits, the centre nearest to the middle of its interval and that centre's code.
+
+    There are whole blocks of keys, and 2^BITS centres, so that nothing is masked. ``low`` and ``high`` are never -0.
+    """
+    key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first, last = tl.load(low), tl.load(high)
+    middle = ((key.to(tl.uint32) << (16 - EXTRA)) | (1 << (15 - EXTRA))).to(tl.float32, bitcast=True)
+    middle = tl.where(((key >> EXTRA) & 0x7F80) == 0, 0.0, middle)
+    middle = tl.minimum(tl.maximum(middle, first), last)
+    at = tl.zeros((BLOCK,), tl.int32)  # the first centre that is not below, or the last one: by halving
+    for b in tl.static_range(BITS):
+        half = 1 << (BITS - 1 - b)
+        at += tl.where(tl.load(centres + at + half - 1) < middle, half, 0)
+    down = tl.maximum(at - 1, 0)
+    code = tl.where(middle - tl.load(centres + down) <= tl.load(centres + at) - middle, down, at)
+    code = tl.where(stands_for(key, first, EXTRA), 0, code)
+    code = tl.where(stands_for(key, last, EXTRA), (1 << BITS) - 1, code)
+    tl.store(values + key, tl.load(centres + code))
+    tl.store(codes + key, code)
 
 
 @triton.jit
 def look_up_kernel(x, table, out, n, EXTRA: tl.constexpr, BLOCK: tl.constexpr):
     """The entry of a table for the upper 16 + EXTRA bits of every float; out may be x."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    bits = tl.load(x + i, mask=i < n, other=0.0).to(tl.uint32, bitcast=True)
-    key = (bits >> (16 - EXTRA)).to(tl.int32)
+    key = key_of(tl.load(x + i, mask=i < n, other=0.0), EXTRA)
     tl.store(out + i, tl.load(table + key, mask=i < n, other=0).to(out.dtype.element_ty), mask=i < n)
 
 

@@ -15,17 +15,28 @@ from torch import Tensor
 from fedqssl.quant.kernels import reference
 from fedqssl.quant.kernels import triton_codes as codes_of
 from fedqssl.quant.kernels import triton_norm as norms
-from fedqssl.quant.kernels.reference import code_dtype, extent, quantile_table
-from fedqssl.quant.kernels.types import Coefficients, Hat, KeyTable, Norm, NormAct, NormActResult
+from fedqssl.quant.kernels.reference import End, all_finite, code_dtype, extent
+from fedqssl.quant.kernels.types import (
+    GROUP,
+    Coefficients,
+    Hat,
+    KeyTable,
+    Norm,
+    NormAct,
+    NormActResult,
+    block_rows,
+    extra_bits,
+)
 
 NAME = "triton"
 _KEYS = 1 << 16
 _BLOCK = 1024
 """Elements of a program; a program that packs has as many, in groups of eight."""
 _GROUPS = _BLOCK // 8
-_ROWS = 16
-_PER_PROGRAM = 512
-"""Rows that a program adds up, in tiles of ``_ROWS``; the same on every GPU, so that sums are."""
+_KEYS_BLOCK = 4096
+"""Keys of a program that makes a table: a power of two, so that there are whole blocks of them."""
+_BLOCKS, _COLUMNS = 16, 64
+"""Blocks of rows and channels that a program adds up side by side; neither changes the sums."""
 _MOST = 2**31 - 1
 """Elements that the histogram's 32-bit counters can count."""
 
@@ -100,7 +111,7 @@ def unpack_table(packed: Tensor, bits: int, n: int, table: Tensor) -> Tensor:
     return out
 
 
-def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
+def key_histogram(x: Tensor) -> tuple[Tensor, End, End]:
     """See :func:`.reference.key_histogram`."""
     if x.numel() > _MOST:
         return reference.key_histogram(x)
@@ -108,6 +119,20 @@ def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
     counts = torch.zeros(_KEYS, dtype=torch.int32, device=x.device)
     _launch(codes_of.histogram_kernel, x, _blocks(x.numel()), x, counts, x.numel(), BLOCK=_BLOCK)
     return counts, *extent(x)
+
+
+def quantile_table(hist: Tensor, n: int, bits: int, smallest: End, largest: End) -> KeyTable | None:
+    """See :func:`.reference.quantile_table`."""
+    ends = reference.end_tensors(hist, smallest, largest)
+    if ends is None:
+        return None
+    centres, extra = reference.centres_of(*reference.ordered_keys(hist), n, bits, *ends), extra_bits(bits)
+    values = _floats(_KEYS << extra, hist)
+    codes = torch.empty(_KEYS << extra, dtype=torch.int32, device=hist.device)
+    sizes = {"BITS": bits, "EXTRA": extra, "BLOCK": _KEYS_BLOCK}
+    grid = ((_KEYS << extra) // _KEYS_BLOCK,)
+    _launch(codes_of.table_kernel, hist, grid, centres, *ends, values, codes, **sizes)
+    return KeyTable(centres, values, codes, extra)
 
 
 def table_apply(x: Tensor, table: KeyTable, out: Tensor | None = None) -> Tensor:
@@ -128,27 +153,37 @@ def code_apply(x: Tensor, table: KeyTable) -> Tensor:
     return out.view(torch.uint16)
 
 
-def _tiles(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Programs over rows and channels, and the sizes of their tiles."""
-    columns = 64 if channels > 32 else 32
-    grid = -(-rows // _PER_PROGRAM), -(-channels // columns)
-    return grid, {"PER_PROGRAM": _PER_PROGRAM, "ROWS": _ROWS, "COLUMNS": columns}
+def _column_sums(g: Tensor, *arguments: Any, **flags: Any) -> Tensor:
+    """Both sums of ``block_sums_kernel`` over all rows of a (rows, channels) matrix, in float64: (2, channels)."""
+    rows, channels = g.shape
+    step = block_rows(channels)
+    tiles, blocks = -(-channels // _COLUMNS), -(-rows // step)
+    parts = torch.empty(2, blocks, channels, dtype=torch.float32, device=g.device)
+    grid = -(-blocks // _BLOCKS), tiles
+    sizes = {"BLOCKS": _BLOCKS, "COLUMNS": _COLUMNS}
+    numbers = rows, channels, step, blocks
+    _launch(norms.block_sums_kernel, g, grid, g, *arguments[:3], *parts, *numbers, *arguments[3:], **flags, **sizes)
+    for group in (GROUP, max(-(-blocks // GROUP), 1)):
+        count = parts.shape[1]
+        groups = -(-count // group)
+        sums = torch.empty(2, groups, channels, dtype=torch.float64, device=g.device)
+        numbers = count, groups, group, channels
+        _launch(norms.add_in_order_kernel, g, (groups, tiles, 2), parts, sums, *numbers, COLUMNS=_COLUMNS)
+        parts = sums
+    return parts[:, 0]
 
 
 def norm_stats(y: Tensor) -> tuple[Tensor, Tensor]:
     """See :func:`.reference.norm_stats`."""
-    rows, channels = y.shape
     y = y.contiguous()
-    grid, sizes = _tiles(rows, channels)
-    parts = torch.empty(2, grid[0], channels, dtype=torch.float64, device=y.device)
-    _launch(norms.stats_kernel, y, grid, y, parts[0], parts[1], rows, channels, **sizes)
-    mean, square = parts.sum(1) / rows
+    flags = {"STATS": True, "MASKED": False, "HAT_BITS": 0, "KEEP": False}
+    mean, square = _column_sums(y, y, y, y, 0, 0, 0.0, 0.0, **flags) / len(y)
     return mean + y[0].double(), (square - mean.square()).clamp(min=0)
 
 
 def _hat(hat: Hat) -> tuple[int, float, float]:
     """Bits, step and lowest value of x_hat as it was kept."""
-    return (0, 0.0, 0.0) if hat.packed is None else (hat.bits, hat.step, -0.5 * (2**hat.bits - 1) * hat.step)
+    return (0, 0.0, 0.0) if hat.packed is None else (hat.bits, hat.step, hat.low)
 
 
 def _size(x: Tensor | None) -> int:
@@ -171,7 +206,7 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
     affine = (c.contiguous() for c in (norm.hat_mul, norm.hat_add, norm.mul, norm.add))
     tensors = None if residual is None else residual.contiguous(), values, codes, packed, mask, hat
     sizes = n, y.shape[1], *map(_size, (packed, mask, hat))
-    floats = float(act.residual_step), float(act.scale), float(act.step), 1.0 / act.hat_step
+    floats = float(act.residual_step), float(act.scale), float(act.step), act.hat_scale
     _launch(
         norms.norm_act_kernel,
         y,
@@ -193,22 +228,16 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
 def norm_backward_sums(g: Tensor, mask: Tensor | None, hat: Hat, out: Tensor | None) -> tuple[Tensor, Tensor]:
     """See :func:`.reference.norm_backward_sums`."""
     g = g.contiguous()
-    rows, channels = g.shape
-    grid, sizes = _tiles(rows, channels)
-    parts = torch.empty(2, grid[0], channels, dtype=torch.float64, device=g.device)
     bits, step, low = _hat(hat)
     tensors = (g if t is None else t for t in (mask, hat.packed, out))
-    flags = {"MASKED": mask is not None, "HAT_BITS": bits, "KEEP": out is not None}
-    numbers = rows, channels, _size(mask), _size(hat.packed), step, low
-    kernel = norms.backward_sums_kernel
-    _launch(kernel, g, grid, g, *tensors, parts[0], parts[1], *numbers, **flags, **sizes)
-    total, product = parts.sum(1)
+    flags = {"STATS": False, "MASKED": mask is not None, "HAT_BITS": bits, "KEEP": out is not None}
+    total, product = _column_sums(g, *tensors, _size(mask), _size(hat.packed), step, low, **flags)
     return total, product
 
 
 def norm_backward_apply(
     g: Tensor, mask: Tensor | None, hat: Hat, coefficients: Coefficients, quantile_bits: int | None, out: Tensor
-) -> bool:
+) -> bool | Tensor:
     """See :func:`.reference.norm_backward_apply`."""
     g, n = g.contiguous(), g.numel()
     bits, step, low = _hat(hat)
@@ -218,15 +247,13 @@ def norm_backward_apply(
     flags = {"MASKED": mask is not None, "HAT_BITS": bits, "BLOCK": _BLOCK}
     _launch(norms.backward_apply_kernel, g, _blocks(n), g, *kept, *per_channel, out, *numbers, **flags)
     if quantile_bits is None:
-        return bool(torch.isfinite(out).all())
-    table = quantile_table(*_ordered(key_histogram(out), n, quantile_bits))
-    if table is not None:
-        table_apply(out, table, out)
-    return table is not None
-
-
-def _ordered(found: tuple[Tensor, float, float], n: int, bits: int) -> tuple[Tensor, int, int, float, float]:
-    return found[0], n, bits, found[1], found[2]
+        return all_finite(out)
+    hist, *ends = key_histogram(out)
+    table = quantile_table(hist, n, quantile_bits, *ends)
+    if table is None:
+        return False
+    table_apply(out, table, out)
+    return table.finite()
 
 
 def step_target(

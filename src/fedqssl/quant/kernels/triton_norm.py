@@ -1,7 +1,7 @@
 """Triton kernels of batch norm with what surrounds it: statistics, activation and packing in one pass, and the backward pass.
 
-Sums over rows are float64 and in a fixed order: each program adds up its own rows, and torch adds the programs' results. No
-atomics, so the same tensor gives the same bits on every run.
+Sums over rows are in the order of :func:`.types.block_rows`, without atomics: the same bits on
+every run, and on every backend.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def masked_and_hat(
     """The gradient where the activation was not clipped, and x_hat as it was kept (0 without a batch norm)."""
     value = tl.load(g + i, mask=inside, other=0.0)
     if MASKED:
-        value = value * load_codes(mask, i, inside, mask_size, 1).to(tl.float32)
+        value = tl.where(load_codes(mask, i, inside, mask_size, 1) != 0, value, 0.0)
     x_hat = tl.zeros_like(value)
     if HAT_BITS > 0:
         x_hat = load_codes(hat, i, inside, hat_size, HAT_BITS).to(tl.float32) * hat_step + hat_low
@@ -27,30 +27,7 @@ def masked_and_hat(
 
 
 @triton.jit
-def stats_kernel(
-    y, sums, squares, rows, channels, PER_PROGRAM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Per channel, sums of ``y - y[0]`` and of its squares over this program's rows."""
-    first = tl.program_id(0).to(tl.int64) * PER_PROGRAM
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    known = column < channels
-    shift = tl.load(y + column, mask=known, other=0.0)
-    total = tl.zeros((COLUMNS,), tl.float64)
-    square = tl.zeros((COLUMNS,), tl.float64)
-    for start in range(0, PER_PROGRAM, ROWS):
-        row = first + start + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & known[None, :]
-        value = tl.load(y + row[:, None] * channels + column[None, :], mask=inside, other=0.0)
-        moved = tl.where(inside, value - shift[None, :], 0.0).to(tl.float64)
-        total += tl.sum(moved, 0)
-        square += tl.sum(moved * moved, 0)
-    at = tl.program_id(0).to(tl.int64) * channels + column
-    tl.store(sums + at, total, mask=known)
-    tl.store(squares + at, square, mask=known)
-
-
-@triton.jit
-def backward_sums_kernel(
+def block_sums_kernel(
     g,
     mask,
     hat,
@@ -59,36 +36,61 @@ def backward_sums_kernel(
     products,
     rows,
     channels,
+    step,
+    blocks,
     mask_size,
     hat_size,
     hat_step,
     hat_low,
+    STATS: tl.constexpr,
     MASKED: tl.constexpr,
     HAT_BITS: tl.constexpr,
     KEEP: tl.constexpr,
-    PER_PROGRAM: tl.constexpr,
-    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Per channel, sums of the masked g and of ``g * x_hat`` over this program's rows; the masked g is kept in ``out``."""
-    first = tl.program_id(0).to(tl.int64) * PER_PROGRAM
+    """Per channel and block of ``step`` rows, two sums in float32, each over one row after the other; (blocks, channels).
+
+    STATS: of ``g - g[0]`` and of its square. Else of the masked g, which is kept in ``out`` if KEEP, and of ``g * x_hat``.
+    """
+    block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     known = column < channels
-    total = tl.zeros((COLUMNS,), tl.float64)
-    product = tl.zeros((COLUMNS,), tl.float64)
-    for start in range(0, PER_PROGRAM, ROWS):
-        row = first + start + tl.arange(0, ROWS)
+    first = tl.load(g + column, mask=known, other=0.0)
+    total = tl.zeros((BLOCKS, COLUMNS), tl.float32)
+    product = tl.zeros((BLOCKS, COLUMNS), tl.float32)
+    for k in range(step):
+        row = block * step + k
         inside = (row < rows)[:, None] & known[None, :]
         i = row[:, None] * channels + column[None, :]
-        value, x_hat = masked_and_hat(g, mask, hat, i, inside, mask_size, hat_size, hat_step, hat_low, MASKED, HAT_BITS)
-        if KEEP:
-            tl.store(out + i, value, mask=inside)
-        wide = tl.where(inside, value, 0.0).to(tl.float64)
-        total += tl.sum(wide, 0)
-        product += tl.sum(wide * x_hat.to(tl.float64), 0)
-    at = tl.program_id(0).to(tl.int64) * channels + column
-    tl.store(sums + at, total, mask=known)
-    tl.store(products + at, product, mask=known)
+        if STATS:
+            value = tl.where(inside, tl.load(g + i, mask=inside, other=0.0) - first[None, :], 0.0)
+            other = value
+        else:
+            value, other = masked_and_hat(
+                g, mask, hat, i, inside, mask_size, hat_size, hat_step, hat_low, MASKED, HAT_BITS
+            )
+            if KEEP:
+                tl.store(out + i, value, mask=inside)
+        total += value
+        product += value * other
+    at = block[:, None] * channels + column[None, :]
+    inside = (block < blocks)[:, None] & known[None, :]
+    tl.store(sums + at, total, mask=inside)
+    tl.store(products + at, product, mask=inside)
+
+
+@triton.jit
+def add_in_order_kernel(parts, out, count, groups, group, channels, COLUMNS: tl.constexpr):
+    """Sums in float64 over groups of ``group`` rows of ``parts``, (2, count, channels), one row after the other."""
+    which, column = tl.program_id(2).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    known = column < channels
+    total = tl.zeros((COLUMNS,), tl.float64)
+    first = tl.program_id(0).to(tl.int64) * group
+    for k in range(tl.minimum(group, count - first)):
+        at = (which * count + first + k) * channels + column
+        total += tl.load(parts + at, mask=known, other=0.0).to(tl.float64)
+    tl.store(out + (which * groups + tl.program_id(0)) * channels + column, total, mask=known)
 
 
 @triton.jit

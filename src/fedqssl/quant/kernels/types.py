@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+
+def _single(value: float) -> float:
+    """The nearest float32."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
+
+
+GROUP = 32
+"""Blocks of rows whose sums are added up before those of other groups: see :func:`block_rows`."""
+
+
+def block_rows(channels: int) -> int:
+    """Rows of a (rows, channels) matrix that a sum over rows adds up in float32, one after the other.
+
+    Sums of blocks are added in float64, in order: first those of a group of :data:`GROUP` blocks, then those of the groups. All
+    kernels keep to this order, so that batch norm has the same bits on each of them.
+    """
+    return max(4096 // channels // 8 * 8, 8)
 
 
 def extra_bits(bits: int) -> int:
     """Mantissa bits beyond a 16-bit key that the quantile tables of this many bits resolve: 0 up to 6, 4 from 10 on."""
     return min(max(bits - 6, 0), 4)
+
+
+def ends_finite(centres: Tensor) -> Tensor:
+    """Whether the first and the last of some quantiles are finite, and so all: a tensor, for which nobody has to wait."""
+    return torch.isfinite(centres[0]) & torch.isfinite(centres[-1])
 
 
 @dataclass(frozen=True)
@@ -24,6 +50,10 @@ class KeyTable:
     values: Tensor  # (2^(16 + extra),)
     codes: Tensor  # (2^(16 + extra),)
     extra: int
+
+    def finite(self) -> Tensor:
+        """Whether what the table was made of is finite. Tables of the CPU are made of nothing else."""
+        return ends_finite(self.centres)
 
 
 @dataclass(frozen=True)
@@ -42,6 +72,11 @@ class Hat(NamedTuple):
     packed: Tensor | None
     bits: int
     step: float
+
+    @property
+    def low(self) -> float:
+        """What code 0 stands for; computed in float32, as the compiled kernels do."""
+        return -_single(0.5 * (2**self.bits - 1) * _single(self.step))
 
 
 Coefficients = tuple[Tensor, Tensor, Tensor]
@@ -70,6 +105,11 @@ class NormAct:
     residual_values: Tensor | None = None
     residual_step: float = 0.0
     values_out: Tensor | None = None
+
+    @property
+    def hat_scale(self) -> float:
+        """Codes of x_hat in one standard deviation, ``1 / hat_step``; computed in float32, as the compiled kernels do."""
+        return _single(1.0 / _single(self.hat_step))
 
 
 @dataclass(frozen=True)
