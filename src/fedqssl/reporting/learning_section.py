@@ -250,7 +250,9 @@ def collapse(run: RunData) -> Section:
             name, head = key.replace("_", "-"), ["round", words]
             figures.append(Figure(name, line.name, f"{line.name} over rounds", chart, note, head=head, rows=rows))
     if not figures:
-        return Section(empty="No measurements: the run has no aggregated model yet, or evaluation.knn_every is 0.")
+        return Section(
+            empty="Not measured yet: this is done with every kNN accuracy (evaluation.knn_every rounds; never if that is 0)."
+        )
     rank, dim = run.last("collapse", "effective_rank"), run.last("collapse", "dim")
     alerts = collapse_warnings(run)
     return Section(figures, "" if alerts else f"No: the features use about {rank:.1f} of {dim:.0f} directions.", alerts)
