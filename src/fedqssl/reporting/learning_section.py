@@ -165,9 +165,12 @@ def weights(run: RunData, theme: Theme) -> Section:
     values = [v for s in lines for _, v in s.points]
     between = f"between {min(values):.4g} and {max(values):.4g}"
     lead = f"Over all rounds a client's weight was {between}; an equal share is {_shares_words(shares.values())}. "
-    if all(abs(v - shares[n]) <= SPREAD * shares[n] for s in lines if not s.strong for n, v in s.points):
-        lead += "The weighting made almost no difference: all weights are within 10% of that. "
-        lead += "A lower aggregation.temperature sharpens it."
+    if set(shares.values()) == {1.0}:
+        lead = "One client took part in each round, so there was nothing to weight."
+    elif all(abs(v - shares[n]) <= SPREAD * shares[n] for s in lines if not s.strong for n, v in s.points):
+        lead += "The weighting made almost no difference: all weights are within 10% of that."
+        if _dequantize_figure(run, theme) is not None:  # the losses decide
+            lead += " A lower aggregation.temperature sharpens it."
     else:
         number, last = next((r["round"], r["weights"]) for r in reversed(run.rounds) if r.get("weights"))
         top = max(sorted(last), key=last.__getitem__)
