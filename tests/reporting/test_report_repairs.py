@@ -225,6 +225,10 @@ def test_equal_clients_have_no_worst_one(made):
     (path / "result.json").write_text(json.dumps(values))
     text = report(path)
     assert "All 2 clients have the same accuracy, 75.0%." in text and "does worst:" not in text
+    values["clients"]["client-01"]["local_accuracy"] = None  # its photos have no labels, say
+    (path / "result.json").write_text(json.dumps(values))
+    text = report(path)
+    assert "Only the accuracy of client-00 (" in text and "does worst:" not in text and "of one client" in text
 
 
 def test_fine_tuning_is_named_only_where_it_moved_weights():

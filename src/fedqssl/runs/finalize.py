@@ -144,6 +144,7 @@ def _next_commands(result: RunResult, labeled: bool) -> list[str]:
             "```",
             f"fedqssl report {folder}",
             f"fedqssl predict {own} IMAGES_OR_FOLDER",
+            f"fedqssl serve {own}",
             "```",
         ]
     labels = "" if labeled else " --data folder:LABELED_PHOTOS"
