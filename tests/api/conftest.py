@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedqssl
-from tiny_run import TINY
-
-FOUR = {**TINY, "clients": 4, "bits": [4, 6, 8, 12]}
+from tiny_run import FOUR
 
 
 @pytest.fixture(scope="session")

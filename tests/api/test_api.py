@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import fedqssl
-from conftest import FOUR  # type: ignore[attr-defined]
 from fedqssl.config import ConfigError
 from fedqssl.runs import RunError
+from tiny_run import FOUR
 
 SILENT = {"say": lambda line: None}
 
@@ -119,7 +119,47 @@ def test_on_round_may_watch_without_stopping(home):
     assert seen == [1, 2] and run.rounds == 2
 
 
+def test_data_of_any_kind_for_plans_and_classifiers(home):
+    """What ``run`` takes, the others take; planning leaves no files."""
+    images, labels = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3)), np.arange(60) % 3  # 64-bit numbers
+    before = sorted(home.rglob("*"))
+    costs = fedqssl.plan("smoke", data=(images, labels), **{**FOUR, "images": None})
+    assert sum(c.images for c in costs.clients.values()) < 60 and sorted(home.rglob("*")) == before
+    assert repr(costs).startswith("<Plan: 4 clients, 2 rounds of ")
+    found = fedqssl.probe("runs/smoke-1", "client-00", data=(images, labels))
+    assert found.train_images == 48 and len(found.class_names) == 3
+    assert repr(found) == f"<Probe of client-00: 4 bits, {found.outcome.accuracy:.1%} of 12 test images, 48 labels>"
+    path = fedqssl.export("runs/smoke-1", "client-00", "three.fqssl", data={"train": (images, labels)})
+    assert len(fedqssl.load(path).manifest.class_names) == 3
+    with pytest.raises(ValueError, match=r"whole numbers must lie in 0 to 255, not \[-1, 254\]"):
+        fedqssl.plan("smoke", data=(images.clip(max=255) - 1, labels))
+
+
+def test_a_finished_run_has_its_report(home):
+    said = []
+    run = fedqssl.run("smoke", out="runs/told", say=said.append, **{**FOUR, "rounds": 1})
+    page = run.folder / "report.html"
+    assert said[-1] == f"the report is {page}" and page.is_file()
+    page.unlink()
+    fedqssl.resume(run.folder, say=said.append)
+    assert not page.exists()  # only read
+    fedqssl.resume(run.folder, rounds=2, say=said.append)
+    assert page.is_file()
+
+
+def test_objects_show_themselves_in_a_few_lines(home):
+    found = fedqssl.compare("runs/smoke-1")
+    assert repr(found) == found.text("markdown") and repr(found).startswith("## 1 run on scenes")
+
+
 def test_errors_are_one_line(home):
+    with pytest.raises(ConfigError, match=r"^lr should be a valid number, not a value of type ndarray$"):
+        fedqssl.run("smoke", lr=np.zeros((50, 50)))
+    with pytest.raises(ConfigError, match=r"^rounds should be a valid integer, not 'x{70,79}\.\.\.$"):
+        fedqssl.run("smoke", rounds="x" * 999)
+    with pytest.raises(ValueError, match=r"^no client 'phone' .clients: client-00 to client-03.$"):
+        fedqssl.export("runs/smoke-1", "phone")
+
     with pytest.raises(ConfigError, match="rounds"):
         fedqssl.run("smoke", rounds=0)
     with pytest.raises(RunError, match="is not a run"):

@@ -66,5 +66,5 @@ def test_time_left(left, said):
 
 def test_a_rounds_line():
     line = {"round": 3, "loss": 2.34567, "knn": 0.415, "bytes_up": 2**20, "bytes_down": 2**19}
-    assert round_line(line, 8, 30) == "round 3/8  loss 2.346  kNN 41.5%  1.5 MiB  30 s left"
-    assert round_line(line | {"loss": None, "knn": None}, 8, 30) == "round 3/8  1.5 MiB  30 s left"
+    assert round_line(line, 8, 30) == "round 3/8  loss 2.346  kNN 41.5%  1.50 MiB  30 s left"
+    assert round_line(line | {"loss": None, "knn": None}, 8, 30) == "round 3/8  1.50 MiB  30 s left"

@@ -7,7 +7,7 @@ import pytest
 from commands import cli
 from fedqssl.config import load_config
 from fedqssl.config.describe import allowed, differences, every_setting, page, sentence, with_comments
-from fedqssl.config.load import remarks
+from fedqssl.config.load import remarks, to_toml
 from fedqssl.config.presets import PRESETS
 from fedqssl.config.schema import known_keys
 
@@ -57,6 +57,12 @@ def test_differences(capsys):
     assert "resnet18" in cli(capsys, "config", "--diff", "quickstart", "smoke")
     assert cli(capsys, "config", "--diff", "smoke", "smoke") == "smoke and smoke have the same settings\n"
     assert "nothing else" in cli(capsys, "config", "smoke", "--diff", "smoke", "smoke", code=2)
+
+
+def test_differences_from_a_run(capsys, tmp_path):
+    (tmp_path / "config.toml").write_text(to_toml(load_config("smoke", ["rounds=7"])))
+    said = cli(capsys, "config", "--diff", "smoke", str(tmp_path))
+    assert [line.split() for line in said.splitlines()[1:]] == [["rounds", "2", "7"]]
 
 
 def test_remarks():

@@ -158,6 +158,24 @@ def test_hugging_face_data_without_labels_or_test_split(saved):
     assert len(train) == len(test) == 3 and train.labels is None
 
 
+def test_a_hub_that_cannot_be_reached(monkeypatch, saved):
+    import datasets
+
+    def unreachable(name):
+        raise ConnectionError("Couldn't reach 'a/b' on the Hub (LocalEntryNotFoundError)")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(DataError, match=r"hf:a/b cannot be loaded \(Couldn't reach 'a/b' on the Hub\); check the name"):
+        load_dataset("hf:a/b", "train")
+
+
+def test_a_folder_without_its_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DataError, match="unknown dataset 'photos'; it is a folder, so write folder:photos"):
+        load_dataset("photos", "train")
+
+
 def test_a_hugging_face_path_that_is_not_one(tmp_path, saved):
     with pytest.raises(DataError, match="cannot be loaded") as refused:
         load_dataset(f"hf:{tmp_path}", "train")

@@ -40,6 +40,8 @@ def test_names_and_patterns():
     assert skipped_modules(model, []) == frozenset()
     with pytest.raises(ValueError, match=r"no layer is called 'encoder.layer.0'; did you mean 'encoder.layers.0'\?"):
         skipped_modules(model, ["encoder.layer.0"])
+    with pytest.raises(ValueError, match=r"no layer is called 'layers.3'; did you mean 'encoder.layers.3'\?"):
+        skipped_modules(model, ["layers.3"])
     with pytest.raises(
         ValueError, match=r"no layer is called 'qq'; layers are, for example, encoder.layers.0, heads.2"
     ):
@@ -90,9 +92,14 @@ def test_names_roles_and_fingerprint_are_the_same_at_every_precision():
 def test_what_has_no_counterpart_is_named_with_the_setting():
     heads = nn.Sequential(nn.Linear(32, 8), nn.LayerNorm(8), *(nn.GroupNorm(1, 8) for _ in range(5)), nn.Linear(8, 4))
     model = SelfSupervisedNetwork(build_model("small_cnn", 4), heads)
-    with pytest.raises(ConversionError, match=r"heads.1 \(LayerNorm\), .* and 2 more; .*lowbit.skip=NAME") as error:
+    with pytest.raises(
+        ConversionError, match=r"heads.1 \(LayerNorm\), .* and 2 more; .*lowbit.skip=heads.1,\.\.\. "
+    ) as error:
         to_lowbit(model, FOUR)
     assert len(str(error.value)) <= 200
+    single = SelfSupervisedNetwork(build_model("small_cnn", 4), nn.Sequential(nn.Linear(32, 8), nn.LayerNorm(8)))
+    with pytest.raises(ConversionError, match=r"lowbit.skip=heads.1 \("):  # to be copied
+        to_lowbit(single, FOUR)
     converted = to_lowbit(model, FOUR, LowBitOptions(skip=tuple(f"heads.{i}" for i in range(1, 7))))
     assert "heads.7" in low(converted) and torch.isfinite(converted(torch.rand(2, 3, 16, 16))).all()
 

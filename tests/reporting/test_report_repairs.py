@@ -76,7 +76,15 @@ def test_nearly_equal_weights_of_a_fleet_that_grew_are_called_that(made):
 
     change_lines(path, even)
     run = read_run(path)
-    assert "made almost no difference" in weights(run, Theme(run.bits.values())).lead
+    lead = weights(run, Theme(run.bits.values())).lead
+    assert "made almost no difference" in lead and "A lower aggregation.temperature" in lead
+    change_lines(path, lambda line: line | {"dequantize_loss": {}})  # as of an algorithm that averages
+    run = read_run(path)
+    lead = weights(run, Theme(run.bits.values())).lead
+    assert "made almost no difference" in lead and "temperature" not in lead
+    change_lines(path, lambda line: line | {"weights": {names[0]: 1.0}})
+    run = read_run(path)
+    assert weights(run, Theme(run.bits.values())).lead.startswith("One client took part in each round")
 
 
 def test_a_bitwidth_has_no_line_before_its_first_client_joined(made):
@@ -217,6 +225,10 @@ def test_equal_clients_have_no_worst_one(made):
     (path / "result.json").write_text(json.dumps(values))
     text = report(path)
     assert "All 2 clients have the same accuracy, 75.0%." in text and "does worst:" not in text
+    values["clients"]["client-01"]["local_accuracy"] = None  # its photos have no labels, say
+    (path / "result.json").write_text(json.dumps(values))
+    text = report(path)
+    assert "Only the accuracy of client-00 (" in text and "does worst:" not in text and "of one client" in text
 
 
 def test_fine_tuning_is_named_only_where_it_moved_weights():

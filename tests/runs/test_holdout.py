@@ -58,6 +58,8 @@ def labeled(tmp_path_factory):
 
 def test_without_labels_every_photo_trains(unlabeled):
     result, lines, config = unlabeled
+    summary = (result.folder / "summary.md").read_text()
+    assert summary.count("--data folder:LABELED_PHOTOS") == 2  # the commands to try next would fail without
     assert f"{config.data} has no labels, so all of its images are used for training and partition is iid" in lines[0]
     partition = json.loads((result.folder / "partition.json").read_text())
     trained = {i for c in partition["clients"].values() for i in c["train"]}
@@ -86,8 +88,10 @@ def test_a_cell_without_labels_is_known_again(unlabeled, tmp_path):
 
 def test_the_plan_says_so(unlabeled, tmp_path):
     *_, config = unlabeled
-    words = (f"data={config.data}", "clients=2", "bits=8", "model=small_cnn", "width=4")
-    assert "has no labels, so all of its images are used for training" in said("plan", "smoke", *words, "--no-measure")
+    words = (f"data={config.data}", "clients=2", "bits=8", "model=small_cnn", "width=4", "width=8", "width=4")
+    told = said("plan", "smoke", *words, "--no-measure")
+    assert "has no labels, so all of its images are used for training" in told
+    assert "note: width is given 3 times; 4 is used" in told  # as run says
 
 
 def test_one_folder_per_client_is_not_labeled(tmp_path):

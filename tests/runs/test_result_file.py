@@ -91,3 +91,5 @@ def test_the_summary_of_a_fleet_names_what_its_server_can_do(run):
     assert "The server has no labeled images." in text and "fedqssl report " in text
     assert f"clients/{next(iter(result.clients))}/state/device.fqssl" in text and "fedqssl probe" not in text
     assert "fedqssl probe" in summary(result, [])
+    for words in (text, summary(result, [])):  # three commands to try next
+        assert sum(line.startswith("fedqssl ") for line in words[words.index("## Next") :].splitlines()) == 3

@@ -47,14 +47,26 @@ def test_clients_at_the_same_time_and_what_else_a_round_takes():
     context, found = tiny_context(rounds=5), TimeLeft()
     found.saw(context, line(context, 0, wall=70.0), seconds=75.0)  # 140 seconds of training in 70, and 5 besides
     assert found.left(context, 1) == pytest.approx(4 * 75.0)
-    found.saw(context, line(context, 1, wall=70.0))  # read from its line: the server's seconds alone
-    assert found.left(context, 2) == pytest.approx(3 * (70.0 + 3.5))
+    found = TimeLeft()
+    found.saw(context, line(context, 0, wall=70.0))  # read from its line: the server's seconds alone
+    assert found.left(context, 1) == pytest.approx(4 * 72.0)
+
+
+def test_the_start_of_the_workers_does_not_count_for_later_rounds():
+    context, found = tiny_context(rounds=5), TimeLeft()
+    found.saw(context, line(context, 0, wall=700.0), seconds=800.0)
+    assert found.left(context, 1) == pytest.approx(4 * 800.0)  # nothing else is known
+    found.saw(context, line(context, 1, wall=70.0), seconds=75.0)
+    found.saw(context, line(context, 2, wall=70.0), seconds=77.0)
+    assert found.left(context, 3) == pytest.approx(2 * (70.0 + 6.0))
 
 
 def test_a_server_alone_and_lines_of_older_versions():
     context, found = tiny_context(algorithm="server_only", rounds=4), TimeLeft()
     found.saw(context, {"server_seconds": 3.0}, seconds=4.0)
     found.saw(context, {"server_seconds": None, "training_seconds": {"client-00": None, "gone": 5.0}})
+    assert found.left(context, 2) == 0.0
+    found.saw(context, {"server_seconds": 3.0}, seconds=4.0)
     assert found.left(context, 2) == pytest.approx(2 * 2.0)
 
 

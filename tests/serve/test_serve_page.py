@@ -32,6 +32,19 @@ def test_an_image_is_answered(page, address, tmp_path):
     page.locator("#error", has_text="not an image").wait_for()
 
 
+def test_many_images_are_sent_in_batches(page, address, tmp_path):
+    """The service takes 32 in a request; who drops forty gets forty answers, in order."""
+    paths = [tmp_path / f"{i:02d}.png" for i in range(40)]
+    for path in paths:
+        path.write_bytes(png(8, 8))
+    page.set_default_timeout(600_000)
+    page.goto(address)
+    page.set_input_files("#file", paths)
+    page.wait_for_selector("article:nth-of-type(40)")
+    assert [e.inner_text() for e in page.locator(".file").all()] == [path.name for path in paths]
+    assert page.inner_text("#error") == ""
+
+
 def test_dropping_works_and_a_phone_can_show_it(page, address):
     page.set_viewport_size({"width": 360, "height": 640})
     page.goto(address)

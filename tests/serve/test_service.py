@@ -74,12 +74,12 @@ def test_refusals(client, model):
     refused(send(client, b"no image"), 415, "0.png is not an image")
     refused(send(client, b""), 415, "not an image")
     refused(send(client, png()[:200]), 422, "corrupt image")
-    refused(client.post("/predict"), 422, "images")
+    refused(client.post("/predict"), 422, "send one or more files as the form field images")
     refused(client.post("/predict", data={"images": "text"}), 422, "images")
     refused(client.post("/predict", content=b"x", headers={"content-type": "multipart/form-data"}), 400, "")
-    refused(send(client, png(), params={"top": 0}), 422, "top")
+    refused(send(client, png(), params={"top": 0}), 422, "top must be a whole number from 1 to 1000, not '0'")
     refused(send(client, *[png(4, 4)] * 33), 413, "33 images are more than 32")
-    refused(client.get("/nothing"), 404, "Not Found")
+    refused(client.get("/nothing"), 404, "/docs lists")
     refused(client.get("/predict"), 405, "Method Not Allowed")
     refused(client.get("/health", headers={"host": "evil.example"}), 400, "answers to localhost")
     bomb = io.BytesIO()
@@ -91,7 +91,7 @@ def test_refusals(client, model):
 
 def test_limits_of_size_and_rate(model):
     small = client_of(model, request_bytes=2000)
-    refused(send(small, png()), 413, "larger than 2,000 bytes")
+    refused(send(small, png()), 413, "larger than 1.95 KiB")
 
     def chunks():
         for _ in range(100):

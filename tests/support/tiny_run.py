@@ -27,6 +27,7 @@ TINY = {
     "evaluation.probe_images": 100,
     "evaluation.controls": "none",
 }
+FOUR = {**TINY, "clients": 4, "bits": [4, 6, 8, 12]}
 
 
 def tiny(**changes) -> RunConfig:

@@ -45,7 +45,7 @@ def run(
         settings: change settings by keyword; dotted keys go in a dictionary, as in ``**{"ssl.temperature": 0.2}``.
 
     Returns:
-        The finished run.
+        The finished run; its ``report.html`` is written, too.
 
     Raises:
         ValueError: settings, data or a folder that cannot be used; one line that says what to do.
@@ -55,33 +55,23 @@ def run(
         >>> run.rounds, len(run.clients)
         (1, 4)
     """
+    from fedqssl.api.sources import with_data
     from fedqssl.config import load_config
-    from fedqssl.config.presets import PRESETS
     from fedqssl.runs import RunFolder, start
     from fedqssl.runs.find import next_folder
 
     folder = Path(out) if out is not None else next_folder(str(source))
     RunFolder.check_new(folder, overwrite)
-    if data is not None:
-        size = load_config(source, settings).image_size
-        name = _named(data, folder.parent, size)
-        # A preset limits the number of its own images, not of the caller's.
-        limit = {"images": None} if ":" in name and str(source) in PRESETS else {}
-        settings = {**limit, **settings, "data": name}
-    config = load_config(source, settings)
-    result = start(config, folder, overwrite=overwrite, progress=_calling(say, on_round))
-    return Run(result.folder, trust=True)  # the caller named the code that the run uses
+    config = load_config(source, with_data(source, settings, data, folder.parent))
+    return _finished(start(config, folder, overwrite=overwrite, progress=_calling(say, on_round)).folder, say)
 
 
-def _named(data: Any, parent: Path, size: int) -> str:
-    """The setting ``data`` for what a caller passed."""
-    from fedqssl.data.arrays import in_memory, is_in_memory, write_arrays
-    from fedqssl.data.registry import DATASETS
+def _finished(folder: Path, say: Say) -> Run:
+    """The run that has just ended, with its report."""
+    from fedqssl.reporting import finished_report
 
-    if is_in_memory(data):
-        return f"arrays:{write_arrays(in_memory(data, size), parent)}"
-    named = isinstance(data, str) and data.partition(":")[0] in DATASETS
-    return str(data) if named or not Path(data).is_dir() else f"folder:{data}"
+    say(finished_report(folder))
+    return Run(folder, trust=True)  # the caller named the code that the run uses
 
 
 def _calling(say: Say, on_round: OnRound | None) -> Any:
@@ -123,12 +113,14 @@ def resume(
     """
     from fedqssl import runs
 
-    progress = _calling(say, on_round)
+    path, progress = Path(folder), _calling(say, on_round)
+    if rounds is None and (path / "result.json").is_file():
+        return Run(runs.resume(path, exact=exact, progress=progress).folder, trust=True)
     if rounds is not None:
-        result = runs.extend(Path(folder), rounds, exact=exact, progress=progress)
+        runs.extend(path, rounds, exact=exact, progress=progress)
     else:
-        result = runs.resume(Path(folder), exact=exact, progress=progress)
-    return Run(result.folder, trust=True)
+        runs.resume(path, exact=exact, progress=progress)
+    return _finished(path, say)
 
 
 def load(path: str | Path, *, trust: bool = False) -> DeviceModel | LeanModel:
@@ -191,7 +183,7 @@ def export(
     out: str | Path | None = None,
     *,
     format: str = "fedqssl",
-    data: str | None = None,
+    data: Any = None,
     labels: str = "all",
     overwrite: bool = False,
     max_ram: int | None = None,
@@ -204,7 +196,7 @@ def export(
         client: the client's name.
         out: file to write; by default ``<client>.fqssl`` or ``<client>.onnx``, of C the folder ``<client>-c``.
         format: ``fedqssl`` (packed codes, for :func:`fedqssl.load`), ``onnx``, or ``c`` (a folder for microcontrollers).
-        data: labeled data to fit the classifier on, like ``folder:PATH``; by default the client's own.
+        data: labeled data to fit the classifier on, of any kind that :func:`fedqssl.run` takes; by default the client's own.
         labels: share of the training labels used: ``all``, ``10%``, ``1%``.
         overwrite: replace files that exist.
         max_ram: most bytes of RAM that the C may use.
@@ -221,14 +213,14 @@ def export(
         'phone.fqssl'
     """
     words = {"format": format, "data": data, "labels": labels, "overwrite": overwrite, "max_ram": max_ram}
-    return _opened(source, trust).clients[client].export(out, **words)  # type: ignore[arg-type]
+    return _opened(source, trust).clients[client].export(out, **words)
 
 
 def probe(
     source: str | Path | Run,
     client: str,
     *,
-    data: str | None = None,
+    data: Any = None,
     labels: str = "all",
     method: str = "linear",
     trust: bool = False,
@@ -238,7 +230,7 @@ def probe(
     Args:
         source: a finished run, or its folder.
         client: the client's name.
-        data: other labeled data, like ``folder:PATH``; by default the client's own.
+        data: other labeled data, of any kind that :func:`fedqssl.run` takes; by default the client's own.
         labels: share of the training labels used: ``all``, ``10%``, ``1%``.
         method: ``linear`` (a classifier in the client's bits) or ``knn`` (no training).
         trust: allow importing code that the run names.

@@ -22,6 +22,17 @@ class Plan:
         found = [choice.bits for choice in self.choices.values()]
         return [b for b in found if b is not None] if found and None not in found else None
 
+    def __repr__(self) -> str:
+        from fedqssl.units import bytes_text, counted
+
+        config, each = self.ledger.config, self.ledger.per_round()
+        sent = each.bytes_down + each.bytes_up
+        lines = [
+            f"<Plan: {counted(len(self.clients), 'client')}, {counted(config.rounds, 'round')} of {bytes_text(sent)}"
+        ]
+        lines += [f"bits {','.join(map(str, self.bits))}"] if self.bits else []
+        return ", ".join(lines) + ">"
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "ledger":
             raise AttributeError(name)
@@ -31,6 +42,7 @@ class Plan:
 def plan(
     source: str | Path = "quickstart",
     *,
+    data: Any = None,
     devices: str | Path | None = None,
     target_round_seconds: float | None = None,
     target_bytes: int | None = None,
@@ -41,6 +53,7 @@ def plan(
 
     Args:
         source: name of a preset, or the path of a TOML file.
+        data: the images, as for :func:`fedqssl.run`; nothing is stored.
         devices: TOML table of devices (docs/cost.md), to find the most bits that each client can afford.
         target_round_seconds: no device's round may take longer.
         target_bytes: no client's round may transfer more.
@@ -58,12 +71,16 @@ def plan(
         >>> costs.clients["client-00"].memory.total < costs.full["client-00"].memory.total
         True
     """
+    from tempfile import TemporaryDirectory
+
+    from fedqssl.api.sources import with_data
     from fedqssl.config import load_config
     from fedqssl.cost import Devices, Planner, Targets, ledger, read_devices
     from fedqssl.data.from_config import settled
 
-    config, _ = settled(load_config(source, settings))
-    found = ledger(config, measure_seconds=12.0 if measure else None)
+    with TemporaryDirectory() as folder:
+        config, _ = settled(load_config(source, with_data(source, settings, data, Path(folder))))
+        found = ledger(config, measure_seconds=12.0 if measure else None)
     if devices is None and target_round_seconds is not None:
         raise ValueError("target_round_seconds needs devices=FILE, which says how fast the devices are")
     if devices is None and target_bytes is None:

@@ -142,6 +142,13 @@ def _percent(value: float | None) -> str:
     return percent(value)
 
 
+class UnknownClient(KeyError, ValueError):
+    """A run has no client of that name; the message says which ones it has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would show it in quotes
+
+
 class Clients(Mapping[str, "Client"]):
     """The clients of a run by name."""
 
@@ -153,7 +160,7 @@ class Clients(Mapping[str, "Client"]):
             from fedqssl.imported import nearest
 
             known = list(self._run.result.clients)
-            raise KeyError(f"no client {name!r}{nearest(name, known)} (clients: {known[0]} to {known[-1]})")
+            raise UnknownClient(f"no client {name!r}{nearest(name, known)} (clients: {known[0]} to {known[-1]})")
         return Client(self._run, name)
 
     def __iter__(self) -> Iterator[str]:
@@ -188,11 +195,11 @@ class Client:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *(name for name in dir(self.result) if not name.startswith("_"))})
 
-    def model(self, data: str | None = None, labels: str = "all") -> DeviceModel:
+    def model(self, data: Any = None, labels: str = "all") -> DeviceModel:
         """The client's model with its classifier, ready to predict; what :meth:`export` writes.
 
         Args:
-            data: labeled data to fit the classifier on, like ``folder:PATH``; by default the client's own.
+            data: labeled data to fit the classifier on, of any kind that :func:`fedqssl.run` takes; by default the client's own.
             labels: share of the training labels used: ``all``, ``10%``, ``1%``.
 
         Example:
@@ -202,7 +209,7 @@ class Client:
         from fedqssl.device.model import from_bytes
         from fedqssl.maker.exporting import made_for_device
 
-        return from_bytes(made_for_device(self._run, self.name, data, labels), trust=True)
+        return from_bytes(made_for_device(self._run, self.name, self._named(data), labels), trust=True)
 
     def images(self, split: str = "test") -> tuple[Tensor, Tensor | None]:
         """The client's own images, uint8 (N, C, H, W), and their labels if they have any.
@@ -236,7 +243,7 @@ class Client:
         out: str | Path | None = None,
         *,
         format: str = "fedqssl",
-        data: str | None = None,
+        data: Any = None,
         labels: str = "all",
         overwrite: bool = False,
         max_ram: int | None = None,
@@ -249,9 +256,9 @@ class Client:
         """
         from fedqssl.maker.exporting import export_client
 
-        return export_client(self._run, self.name, out, format, data, labels, overwrite, max_ram).path
+        return export_client(self._run, self.name, out, format, self._named(data), labels, overwrite, max_ram).path
 
-    def probe(self, data: str | None = None, labels: str = "all", method: str = "linear") -> Probe:
+    def probe(self, data: Any = None, labels: str = "all", method: str = "linear") -> Probe:
         """Train and test a classifier on the client's frozen model; see :func:`fedqssl.probe`.
 
         Example:
@@ -260,7 +267,14 @@ class Client:
         """
         from fedqssl.maker.probing import ProbeSettings, probe_client
 
-        return probe_client(self._run, self.name, ProbeSettings(data, labels, method))  # type: ignore[arg-type]
+        return probe_client(self._run, self.name, ProbeSettings(self._named(data), labels, method))  # type: ignore[arg-type]
+
+    def _named(self, data: Any) -> str | None:
+        """Labeled data of a caller by name; what is in memory is stored beside the run."""
+        from fedqssl.api.sources import named
+
+        run = self._run
+        return None if data is None else named(data, run.folder.path.parent, run.config.image_size)
 
     def __repr__(self) -> str:
         found = self.result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from rich.table import Table
 from fedqssl.cli.arguments import split_words
 
 Diff = Annotated[
-    tuple[str, str] | None, typer.Option("--diff", metavar="A B", help="How two presets or TOML files differ.")
+    tuple[str, str] | None, typer.Option("--diff", metavar="A B", help="How two presets, TOML files or runs differ.")
 ]
 Bare = Annotated[bool, typer.Option("--bare", help="Without the sentences that explain the settings.")]
 
@@ -33,7 +34,7 @@ def config(
 
     if diff is not None:
         if words or bare:
-            raise ValueError("--diff takes two presets or TOML files, and nothing else")
+            raise ValueError("--diff takes two presets, TOML files or runs, and nothing else")
         _differences(*diff)
         return
     source, settings = split_words(words or ())
@@ -44,8 +45,10 @@ def config(
 def _differences(one: str, two: str) -> None:
     from fedqssl.config import load_config
     from fedqssl.config.describe import differences
+    from fedqssl.config.load import load_run_config
 
-    found = differences(load_config(one), load_config(two))
+    runs = [Path(name) for name in (one, two) if Path(name, "config.toml").is_file()]
+    found = differences(*(load_run_config(Path(n)) if Path(n) in runs else load_config(n) for n in (one, two)))
     if not found:
         typer.echo(f"{one} and {two} have the same settings")
         return

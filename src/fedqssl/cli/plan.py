@@ -51,7 +51,7 @@ def plan(
     For example: fedqssl plan cifar10-paper, or fedqssl plan quickstart --devices devices.toml --target-round-seconds 60
     """
     from fedqssl.config import load_config
-    from fedqssl.config.load import check_trusted, code_of, parse_words
+    from fedqssl.config.load import check_trusted, code_of, parse_words, remarks
 
     source, settings = split_words(words or ())
     config = load_config(source, settings)
@@ -62,6 +62,7 @@ def plan(
     targets = _targets(target_round_seconds, target_bytes)
     table = _devices(config, devices or config.devices, targets)  # before seconds of measuring
     found, changed = _ledger(config, measure)
+    changed = [*remarks(source, settings), *changed]
     if table is not None:
         table.check(list(found.clients))
     _show(found, source_name(source), detail, changed)

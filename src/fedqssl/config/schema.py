@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -281,8 +282,16 @@ def readable(error: ValidationError) -> str:
             lines.append(f"{name} {text}".strip())
         else:
             text = text.removeprefix("Input ").removeprefix("String ").split(", unable to parse")[0]
-            lines.append(f"{name} {text}, not {finding['input']!r}")
+            lines.append(f"{name} {text}, not {_short(finding['input'])}")
     return "; ".join(lines)
+
+
+def _short(value: object) -> str:
+    """A value in an error; of a long one its type, or its beginning."""
+    if not isinstance(value, (str, int, float, list, tuple, dict, type(None))):
+        return f"a value of type {type(value).__name__}"
+    text = repr(value) if isinstance(value, str) else " ".join(reprlib.repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:

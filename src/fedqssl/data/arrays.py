@@ -215,10 +215,14 @@ def _as_picture(image: Any) -> Any:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Floats in [0, 1] as bytes; bytes as they are."""
-    if not tensor.is_floating_point():
+    """Floats in [0, 1] and whole numbers from 0 to 255 as bytes; bytes as they are."""
+    if tensor.dtype == torch.uint8 or tensor.dtype == torch.bool:
         return tensor
     low, high = (float(v) for v in tensor.aminmax()) if tensor.numel() else (0.0, 0.0)
+    if not tensor.is_floating_point():
+        if not 0 <= low <= high <= 255:
+            raise DataError(f"images of whole numbers must lie in 0 to 255, not [{low:.0f}, {high:.0f}]; scale them")
+        return tensor.to(torch.uint8)
     if not 0 <= low <= high <= 1:
         raise DataError(
             f"images of floats must lie in [0, 1], not [{low:.3g}, {high:.3g}]; leave out normalization, which batch norm does"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ def _loaded(name: str) -> Mapping[str, Any]:
     try:
         found = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
     except Exception as error:  # the library raises many types, of files and of the network
-        raise DataError(f"hf:{name} cannot be loaded ({line(error)[:200]}); check the name, or the path") from error
+        why = re.sub(r" \(\w+(Error|Exception)\)", "", line(error))[:200]  # the library's classes say nothing to a user
+        raise DataError(f"hf:{name} cannot be loaded ({why}); check the name, or the path") from error
     splits: Mapping[str, Any] = found if isinstance(found, Mapping) else {"train": found}
     if "train" not in splits:
         raise DataError(f"hf:{name} has the splits {', '.join(splits)}, but no 'train'")

@@ -196,6 +196,8 @@ def _entry(spec: str, group: Group) -> tuple[Dataset, Path]:
     """The data set that a text names, and its path."""
     name, colon, path = spec.partition(":")
     if name not in DATASETS:
+        if spec and Path(spec).expanduser().is_dir():
+            raise DataError(f"unknown dataset '{spec}'; it is a folder, so write folder:{spec}")
         hint = nearest(name, DATASETS, f"; choose from {', '.join(map(_written, DATASETS.values()))}")
         raise DataError(f"unknown dataset '{spec}'{hint}")
     entry = DATASETS[name]

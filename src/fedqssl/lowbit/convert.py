@@ -111,9 +111,12 @@ def _check(traced: fx.GraphModule, skip: frozenset[str]) -> None:
             problems.append(f"{node.target} (a parameter used directly)")
     if problems:
         more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        names, modules = [problem.split()[0] for problem in problems], dict(traced.named_modules())
+        first = next((name for name in names if name in modules), "NAME")  # a parameter alone cannot be skipped
+        rest = "" if names == [first] else ",..."
         raise ConversionError(
-            f"no low-bit counterpart of {', '.join(problems[:SHOWN])}{more}; leave them in floats with lowbit.skip=NAME,... "
-            "(of to_lowbit: skip=[...])"
+            f"no low-bit counterpart of {', '.join(problems[:SHOWN])}{more}; leave them in floats with "
+            f"lowbit.skip={first}{rest} (of to_lowbit: skip=[...])"
         )
 
 

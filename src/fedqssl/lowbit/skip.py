@@ -38,7 +38,9 @@ def skipped_modules(model: nn.Module, skip: Iterable[str]) -> frozenset[str]:
         if not meant:
             of_layers = [name for name, module in model.named_modules() if name and not any(module.children())]
             examples = f"; layers are, for example, {', '.join(dict.fromkeys((*of_layers[:1], *of_layers[-1:])))}"
-            raise ValueError(f"lowbit.skip: no layer is called {entry!r}{nearest(entry, names, examples)}")
+            inside = [name for name in names if name.endswith(f".{entry}")]
+            hint = f"; did you mean {inside[0]!r}?" if inside else nearest(entry, names, examples)
+            raise ValueError(f"lowbit.skip: no layer is called {entry!r}{hint}")
         found.update(meant)
     return frozenset(found)
 

@@ -72,7 +72,7 @@ class ProbeSettings:
         return f"-{self.method}-{self.labels.replace('%', 'pct')}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Probe:
     """A fitted classifier (none for kNN, nor for a model that ends in one) and its accuracy; ``kept`` are the images it saw."""
 
@@ -85,6 +85,11 @@ class Probe:
     outcome: Outcome
     classifier: LowBitClassifier | None
     kept: Tensor
+
+    def __repr__(self) -> str:
+        known, tested = self.outcome.accuracy, self.outcome.images
+        found = "no test images" if known is None else f"{known:.1%} of {tested} test images"
+        return f"<Probe of {self.client}: {self.bits} bits, {found}, {self.train_images} labels>"
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

@@ -61,12 +61,14 @@ def _verdict(clients: Sequence[Client]) -> str:
     """As text: the worst client, the bitwidths, what accuracy correlates with, and clients no better than a guess."""
     accuracies = [c.accuracy for c in clients]
     centre, worst = fmean(accuracies), min(clients, key=lambda c: c.accuracy)
-    lines = [
-        f"All {len(clients)} clients have the same accuracy, {percent(centre)}."
-        if min(accuracies) == max(accuracies) and len(clients) > 1
-        else f"{worst.name} ({bits_words(worst.bits)}, {counted(worst.train, 'image')}) does worst: {percent(worst.accuracy)}, "
-        f"{100 * (centre - worst.accuracy):.1f} points below the mean of {percent(centre)}."
-    ]
+    who = f"{worst.name} ({bits_words(worst.bits)}, {counted(worst.train, 'image')})"
+    if len(clients) == 1:
+        lines = [f"Only the accuracy of {who} was measured: {percent(centre)}."]
+    elif min(accuracies) == max(accuracies):
+        lines = [f"All {len(clients)} clients have the same accuracy, {percent(centre)}."]
+    else:
+        below = f"{100 * (centre - worst.accuracy):.1f} points below the mean of {percent(centre)}"
+        lines = [f"{who} does worst: {percent(worst.accuracy)}, {below}."]
     groups = _by_width(clients)
     if len(groups) > 1:
         means = ", ".join(f"{bits_words(b)} {percent(fmean(of))}" for b, of in groups.items())

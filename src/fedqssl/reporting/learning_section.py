@@ -165,9 +165,12 @@ def weights(run: RunData, theme: Theme) -> Section:
     values = [v for s in lines for _, v in s.points]
     between = f"between {min(values):.4g} and {max(values):.4g}"
     lead = f"Over all rounds a client's weight was {between}; an equal share is {_shares_words(shares.values())}. "
-    if all(abs(v - shares[n]) <= SPREAD * shares[n] for s in lines if not s.strong for n, v in s.points):
-        lead += "The weighting made almost no difference: all weights are within 10% of that. "
-        lead += "A lower aggregation.temperature sharpens it."
+    if set(shares.values()) == {1.0}:
+        lead = "One client took part in each round, so there was nothing to weight."
+    elif all(abs(v - shares[n]) <= SPREAD * shares[n] for s in lines if not s.strong for n, v in s.points):
+        lead += "The weighting made almost no difference: all weights are within 10% of that."
+        if _dequantize_figure(run, theme) is not None:  # the losses decide
+            lead += " A lower aggregation.temperature sharpens it."
     else:
         number, last = next((r["round"], r["weights"]) for r in reversed(run.rounds) if r.get("weights"))
         top = max(sorted(last), key=last.__getitem__)
@@ -250,7 +253,9 @@ def collapse(run: RunData) -> Section:
             name, head = key.replace("_", "-"), ["round", words]
             figures.append(Figure(name, line.name, f"{line.name} over rounds", chart, note, head=head, rows=rows))
     if not figures:
-        return Section(empty="No measurements: the run has no aggregated model yet, or evaluation.knn_every is 0.")
+        return Section(
+            empty="Not measured yet: this is done with every kNN accuracy (evaluation.knn_every rounds; never if that is 0)."
+        )
     rank, dim = run.last("collapse", "effective_rank"), run.last("collapse", "dim")
     alerts = collapse_warnings(run)
     return Section(figures, "" if alerts else f"No: the features use about {rank:.1f} of {dim:.0f} directions.", alerts)

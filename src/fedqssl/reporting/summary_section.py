@@ -44,7 +44,8 @@ def tiles(run: RunData, found: Costs | str | None = None) -> list[tuple[str, str
         shown.append(("global accuracy", percent(result.global_accuracy), more))
     if result is not None and result.local_accuracy is not None:
         known = [c.accuracy for c in run.clients if isfinite(c.accuracy)]
-        between = f"{percent(min(known))} to {percent(max(known))}{_best(run, 'local')}"
+        between = f"{percent(min(known))} to {percent(max(known))}" if len(known) > 1 else "of one client"
+        between += _best(run, "local")
         shown.append(("mean local accuracy", percent(result.local_accuracy), between))
     if knn:
         best = max(v for _, v in knn)

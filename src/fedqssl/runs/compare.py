@@ -16,6 +16,7 @@ from fedqssl.runs.cells import read_json, read_result
 from fedqssl.runs.find import find_runs
 from fedqssl.runs.measured import Measured
 from fedqssl.runs.text_table import Grid, accuracy, bits_text, to_csv
+from fedqssl.units import counted
 
 FREE = ("algorithm", "bits")
 """The quantities that are compared."""
@@ -148,7 +149,7 @@ def _text(value: object) -> str:
     return "unset" if value is None else str(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Groups of runs in one table."""
 
@@ -179,7 +180,7 @@ class Comparison:
             "local_epochs": f", {first.local_work} a round",
         }
         shown = "".join(text for key, text in parts.items() if key not in free)
-        return f"{sum(len(g.runs) for g in self.groups)} runs{shown}"
+        return f"{counted(sum(len(g.runs) for g in self.groups), 'run')}{shown}"
 
     def records(self) -> list[dict[str, Any]]:
         """For programs: one line per group."""
@@ -195,6 +196,9 @@ class Comparison:
             "seeds": len(mine.runs),
             "seed_list": " ".join(map(str, mine.runs)),
         }
+
+    def __repr__(self) -> str:
+        return self.text("markdown")
 
     def text(self, form: str) -> str:
         """As ``markdown``, ``csv`` or ``latex``."""

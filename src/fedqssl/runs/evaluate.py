@@ -22,6 +22,7 @@ Labeled = tuple[Tensor, Tensor]
 """Images with their labels."""
 MONITOR_IMAGES = 1000
 COLLAPSE_IMAGES = 256
+NO_LABELS = "the data have no labels, so accuracy cannot be measured"
 
 
 def unmeasured(context: Context) -> str | None:
@@ -29,7 +30,7 @@ def unmeasured(context: Context) -> str | None:
     if context.train.labels is None or context.test.labels is None:
         if not isinstance(context, Simulation):
             return "the server has no labeled images (--eval), so the global accuracy is not measured"
-        return "the data have no labels, so accuracy cannot be measured"
+        return NO_LABELS
     if len(context.test) or held_out(context):
         return None
     return "no images are held out (evaluation.holdout), so accuracy is not measured"

@@ -11,7 +11,7 @@ from fedqssl.federated.protocol import protocol
 from fedqssl.runs.checksums import write_sums
 from fedqssl.runs.controls import run_controls, steps_taken
 from fedqssl.runs.equipment import Equipment
-from fedqssl.runs.evaluate import evaluate, unmeasured
+from fedqssl.runs.evaluate import NO_LABELS, evaluate, unmeasured
 from fedqssl.runs.folder import Checkpoint, RunFolder, write_atomically
 from fedqssl.runs.plots import draw
 from fedqssl.runs.result import ClientResult, RunResult, percent
@@ -115,7 +115,7 @@ def summary(result: RunResult, figures: list[str], unmeasured: str | None = None
         lines += ["", "| control | of the global accuracy | of the mean local accuracy |", "|---|---|---|"]
         lines += [f"| {WORDS[n]} | {percent(found)} | {own.get(n, '-')} |" for n, found in result.controls.items()]
     lines += ["", *_explained(result), "", *(f"![{name}]({name})" for name in figures), ""]
-    return "\n".join([*lines, *_next_commands(result)]) + "\n"
+    return "\n".join([*lines, *_next_commands(result, labeled=unmeasured != NO_LABELS)]) + "\n"
 
 
 def _explained(result: RunResult) -> list[str]:
@@ -132,7 +132,7 @@ def _explained(result: RunResult) -> list[str]:
     ]
 
 
-def _next_commands(result: RunResult) -> list[str]:
+def _next_commands(result: RunResult, labeled: bool) -> list[str]:
     folder, client = shlex.quote(str(result.folder)), next(iter(result.clients), "NAME")
     if result.dataset == FLEET:
         own = f"clients/{client}/state/device.fqssl"
@@ -144,14 +144,16 @@ def _next_commands(result: RunResult) -> list[str]:
             "```",
             f"fedqssl report {folder}",
             f"fedqssl predict {own} IMAGES_OR_FOLDER",
+            f"fedqssl serve {own}",
             "```",
         ]
+    labels = "" if labeled else " --data folder:LABELED_PHOTOS"
     return [
         "## Next",
         "",
         "```",
-        f"fedqssl probe {folder} --client {client}",
-        f"fedqssl export {folder} --client {client} --out {client}.fqssl",
+        f"fedqssl probe {folder} --client {client}{labels}",
+        f"fedqssl export {folder} --client {client}{labels} --out {client}.fqssl",
         f"fedqssl predict {client}.fqssl IMAGES_OR_FOLDER",
         "```",
     ]

@@ -93,7 +93,10 @@ def start(
         progress.say(line)
     context, warned = _loaded(config, progress)
     if context.sizes and max(context.sizes.values()) < config.batch_size:
-        line = f"warning: batch_size is {config.batch_size}, but no client has more than {max(context.sizes.values())} images"
+        most = max(context.sizes.values())
+        line = (
+            f"warning: batch_size is {config.batch_size}, but no client has more than {most} images; try a smaller one"
+        )
         progress.say(line)
         warned.append(line)
     check_model(context)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedqssl.units import bytes_text
+
 Say = Callable[[str], None]
 
 
@@ -42,5 +44,5 @@ def round_line(line: dict[str, Any], rounds: int, left: float) -> str:
     if knn and (floor := line.get("untrained_knn")) is not None:
         knn += f" (untrained {100 * floor:.1f}%)"
     loss = f"  loss {line['loss']:.3f}" if line["loss"] is not None else ""
-    traffic = (line["bytes_up"] + line["bytes_down"]) / 2**20
-    return f"round {line['round']}/{rounds}{loss}{knn}  {traffic:.1f} MiB  {seconds(left)} left"
+    traffic = bytes_text(line["bytes_up"] + line["bytes_down"])
+    return f"round {line['round']}/{rounds}{loss}{knn}  {traffic}  {seconds(left)} left"

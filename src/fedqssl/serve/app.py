@@ -26,6 +26,7 @@ from fedqssl.serve.limits import Gate, Limits
 DECODING = 2
 """Requests whose pictures are decoded at the same time: a large one takes a second and a few hundred megabytes."""
 _SHOWN_NAME = 200
+MOST_CLASSES = 1000
 DESCRIPTION = """<!doctype html><html lang=en><meta charset=utf-8><title>fedqssl: description</title>
 <meta name=viewport content="width=device-width, initial-scale=1">
 <style>:root{{color-scheme:light dark;--page:#fff;--ink:#1c2127;--link:#0b62a4}}
@@ -75,8 +76,10 @@ class Worker:
             except UnidentifiedImageError:
                 bad[number] = HTTPException(415, f"{name} is not an image; send {', '.join(FORMATS)}")
                 continue
-            except Exception as error:  # pillow's readers raise many types
-                bad[number] = HTTPException(422, f"{name} cannot be read as an image ({type(error).__name__})")
+            except Exception:  # pillow's readers raise many types
+                bad[number] = HTTPException(
+                    422, f"{name} cannot be read as an image; save it again, as PNG for instance"
+                )
                 continue
             total += cost
             if total > self.limits.pixels:
@@ -132,13 +135,16 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
+        lost = error.status_code == 404 and request.scope.get("route") is None
+        text = "there is nothing at this address; /docs lists those that there are" if lost else str(error.detail)
+        return JSONResponse({"error": text}, error.status_code, headers=error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         found = error.errors()[0]
-        where = ".".join(str(part) for part in found["loc"])
-        text = f"{where}: {found['msg']}; send one or more files as the form field images"
+        name = str(found["loc"][-1]) if found["loc"][0] == "query" else "images"
+        wrong = f"top must be a whole number from 1 to {MOST_CLASSES}, not {str(found['input'])[:50]!r}"
+        text = wrong if name == "top" else "send one or more files as the form field images"
         return JSONResponse({"error": text.encode("utf-8", "replace").decode()}, 422)
 
     @app.exception_handler(Exception)
@@ -166,7 +172,9 @@ def make_app(model: DeviceModel, limits: Limits | None = None, hosts: tuple[str,
     @app.post("/predict")
     async def predict(
         images: Annotated[list[UploadFile], File(description="Image files of any size.")],
-        top: Annotated[int, Query(ge=1, le=1000, description="Number of classes to return for each image.")] = 3,
+        top: Annotated[
+            int, Query(ge=1, le=MOST_CLASSES, description="Number of classes to return for each image.")
+        ] = 3,
     ) -> Answers:
         """Classify one or more images, sent as multipart form files named images."""
         if len(images) > limits.images:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from fedqssl.listen import answer
+from fedqssl.units import bytes_text
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -146,7 +147,7 @@ class Gate:
         await answer(send, status, {"error": error}, (*HEADERS, *later, CLOSE))  # whatever else is coming is not read
 
     def _too_large(self) -> str:
-        return f"the request is larger than {self.limits.request_bytes:,} bytes; send fewer or smaller images"
+        return f"the request is larger than {bytes_text(self.limits.request_bytes)}; send fewer or smaller images"
 
     def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[int, str, float] | None:
         """Status, error and seconds to wait, if the request is rejected."""
