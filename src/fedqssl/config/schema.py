@@ -140,6 +140,10 @@ class RunConfig(Section):
     """Share of the clients that take part in a round."""
     min_clients: Count = 1
     """A round with fewer valid uploads is an error."""
+    clusters: Count = 1
+    """Models that the server trains, each for clients with one kind of images (docs/how-to/clusters.md); 1: one for all."""
+    clusters_check: MaybeCount = None
+    """For ``clusters``: after so many rounds in its cluster a client is looked at again, and may move; by default never."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of all random choices."""

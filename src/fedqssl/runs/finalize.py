@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fedqssl.evaluation.controls import WORDS
 from fedqssl.federated.context import Context
+from fedqssl.federated.optimizers.clusters import models_of
 from fedqssl.federated.protocol import protocol
 from fedqssl.runs.checksums import write_sums
 from fedqssl.runs.controls import run_controls, steps_taken
@@ -35,7 +36,8 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
         for name, reason in sorted(failed.items()):
             progress.say(f"warning: {name} was not trained on its own images after the last round: {reason}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
-    models = checkpoint.payloads if checkpoint.aggregated is None else {"": checkpoint.aggregated}
+    models = {f"cluster {c}": model for c, model in models_of(checkpoint.server_state).items()} or checkpoint.payloads
+    models = models if checkpoint.aggregated is None else {"": checkpoint.aggregated}
     total, local = evaluate(context, equipment.pool, models, own if accuracies is None else {})
     if accuracies is not None:
         local = accuracies(context, own)

@@ -17,14 +17,15 @@ from fedqssl.engines.pool import Pool
 from fedqssl.federated.algorithms import Arrived, Round
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.context import Context
+from fedqssl.federated.finish import finished, full_precision
 from fedqssl.federated.optimizers import configured_server
+from fedqssl.federated.optimizers.clusters import models_of
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.server.aggregate import NothingToAggregateError
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.server.plausible import check_values
-from fedqssl.federated.server.usable import check_usable
 from fedqssl.federated.server_state import ServerState
-from fedqssl.federated.state import State, read_payload, read_state, write_state
+from fedqssl.federated.state import read_payload, read_state
 from fedqssl.lowbit import ContainerError, to_bytes
 from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
 from fedqssl.runs.folder import Checkpoint, RunError, RunTotals
@@ -111,7 +112,7 @@ def play_round(
 
 @dataclass(frozen=True, eq=False)
 class _After:
-    """The outcome of a round: the server's state, the next models to send, and the model to evaluate.
+    """The outcome of a round: the server's state, the next models to send, and the model to evaluate, or those of all clusters.
 
     ``kept`` says why the round keeps the model before it, if it does.
     """
@@ -120,7 +121,7 @@ class _After:
     state: ServerState
     payloads: Mapping[str, bytes]
     aggregated: bytes | None
-    served: fx.GraphModule | None
+    served: tuple[fx.GraphModule, ...]
     kept: str | None = None
 
 
@@ -160,36 +161,22 @@ def _change(context: Context, name: str, arrived: Arrived) -> float:
 
 def _kept(context: Context, before: Checkpoint, why: str, rejected: Mapping[str, str] | None = None) -> _After:
     """The outcome of a round that changes nothing."""
-    model = None
-    if before.aggregated is not None:
-        model = full_precision(context, read_payload(before.aggregated, 32, context.task))
-    return _After(Round(None, rejected=rejected or {}), before.server_state, {}, before.aggregated, model, why)
+    models = models_of(before.server_state).values() if before.aggregated is None else (before.aggregated,)
+    served = tuple(full_precision(context.task, read_payload(model, 32, context.task)) for model in models)
+    return _After(Round(None, rejected=rejected or {}), before.server_state, {}, before.aggregated, served, why)
 
 
 def _server_round(operators: ServerOperators, state: ServerState, arrived: Arrived) -> _After:
     """The server's part: aggregate, then hand out; after the last round, the served model replaces the aggregate."""
-    context, round_number = operators.context, operators.round_number
+    context = operators.context
     assert isinstance(context, Context)
     server = configured_server(context.algorithm, context.config)
     state, found = server(state, arrived, operators)
     if found.aggregate is None:
-        return _After(found, state, found.payloads, None, None)
-    check_usable(found.aggregate, operators.before(), context.buffer(), context.task)
-    last = round_number + 1 == context.config.rounds
-    served = found.aggregate if found.served is None else found.served
-    w = served if last else found.aggregate
-    assert found.hand_out is not None, "an algorithm that returns an aggregate must also return hand_out"
-    payloads = found.hand_out(w)
-    model = full_precision(context, served)
-    aggregated = to_bytes(model if w is served else full_precision(context, w))
-    return _After(found, state, payloads, aggregated, model)
-
-
-def full_precision(context: Context, state: State) -> fx.GraphModule:
-    """The run's model without rounding, with this state."""
-    model = context.task.converted(32)
-    write_state(model, state)
-    return model
+        served = () if found.clusters is None else tuple(found.clusters.served.values())
+        return _After(found, state, found.payloads, None, served)
+    made = finished(found, operators)
+    return _After(found, state, made.payloads, made.aggregated, (made.served,))
 
 
 def _enough(context: Context, round_number: int, valid: int, rejected: Mapping[str, str]) -> None:
@@ -202,12 +189,17 @@ def _enough(context: Context, round_number: int, valid: int, rejected: Mapping[s
         )
 
 
-def _monitors(context: Context, served: fx.GraphModule | None, number: int) -> dict[str, Any]:
-    """KNN accuracy and label-free indicators, in the rounds configured for them, if there is an aggregated model."""
+def _monitors(context: Context, served: tuple[fx.GraphModule, ...], number: int) -> dict[str, Any]:
+    """KNN accuracy and label-free indicators, in the rounds configured for them, if there is an aggregated model.
+
+    Of several clusters: the mean accuracy, and the indicators of the model that is nearest to a collapse.
+    """
     every = context.config.evaluation.knn_every
-    if served is None or not every or number % every:
+    if not served or not every or number % every:
         return {"knn": None, "collapse": None}
-    return {"knn": knn_monitor(context, served), "collapse": collapse_monitor(context, served).to_json()}
+    knn = [found for model in served if (found := knn_monitor(context, model)) is not None]
+    signs = min((collapse_monitor(context, model) for model in served), key=lambda found: found.effective_rank)
+    return {"knn": sum(knn) / len(knn) if knn else None, "collapse": signs.to_json()}
 
 
 def _validated(
@@ -258,6 +250,8 @@ def _arrived(context: Context, names: list[str], valid: Replies, sent: Mapping[s
 def _line(number: int, lr: float, after: Round, replies: Replies) -> dict[str, Any]:
     """The figures of a round that come from training."""
     last = [m.losses[-1] for _, m in replies.values() if m.losses]
+    clusters = after.clusters
+    found = {} if clusters is None else {"clusters": dict(clusters.of), "cluster_distances": _lists(clusters.distances)}
     return {
         "round": number,
         "lr": lr,
@@ -268,7 +262,13 @@ def _line(number: int, lr: float, after: Round, replies: Replies) -> dict[str, A
         "server_step_size": after.step_size,
         "dequantize_loss": dict(after.losses),
         "weights": dict(after.weights),
+        **found,
     }
 
 
-__all__ = ["first_checkpoint", "full_precision", "learning_rate", "play_round", "sampled", "server_learning_rate"]
+def _lists(distances: Mapping[str, Mapping[int, float]]) -> dict[str, list[float]]:
+    """By client, in the order of the clusters."""
+    return {n: [of[c] for c in sorted(of)] for n, of in distances.items()}
+
+
+__all__ = ["first_checkpoint", "learning_rate", "play_round", "sampled", "server_learning_rate"]
