@@ -81,11 +81,11 @@ def stopped_after(rounds: int):
     """A run in this block ends as by Ctrl-C when it has saved so many rounds."""
     real, stopped = lifecycle.play_round, []
 
-    def play(context, engine, pool, before, number):
+    def play(context, engine, pool, before, number, clock=None):
         if number == rounds:
             stopped.append(number)
             raise KeyboardInterrupt
-        return real(context, engine, pool, before, number)
+        return real(context, engine, pool, before, number, clock)
 
     lifecycle.play_round = play
     try:

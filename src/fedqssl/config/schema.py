@@ -164,8 +164,13 @@ class RunConfig(Section):
     """For ``engine = "flower-sim"``: GPUs that Ray reserves for each client, like 0.5; with ``device = "cuda"``, 0 stands for
     1 / ``workers_per_gpu``."""
     deadline: MaybePositive = None
-    """Seconds after which a round continues without the clients that have not replied (Flower only). By default real machines
-    have four times as long as the slowest of them usually takes, at least five minutes; a simulation waits."""
+    """Seconds after which a round continues without the clients that have not replied (Flower; with ``clock``, simulated ones).
+    By default real machines have four times as long as the slowest of them usually takes, at least five minutes; a simulation
+    waits."""
+    clock: MaybePath = None
+    """Device table (docs/cost.md) of a simulated clock: its speeds give rounds their seconds; late clients miss ``deadline``."""
+    availability: MaybePath = None
+    """For ``clock``: a CSV file of client,start,end that says when clients are there, in simulated seconds; by default always."""
     track: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
     """Tracker that also receives each round's figures; needs the extra of the same name."""
 
@@ -213,6 +218,8 @@ class RunConfig(Section):
             )
         if self.buffer is None and self.buffer_images != BUFFER_IMAGES:
             raise ValueError("buffer_images is for buffer=DATA; for a share of data's own images use buffer_ratio")
+        if self.availability is not None and self.clock is None:
+            raise ValueError("availability is in seconds of the simulated clock; give clock=TABLE, too")
         if self.min_clients > self.clients:
             raise ValueError(f"min_clients = {self.min_clients} is more than the number of clients, {self.clients}")
         if len(self.bits) != self.clients:

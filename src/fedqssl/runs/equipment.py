@@ -9,6 +9,7 @@ from typing import Any
 from fedqssl.engines.engine import Engine
 from fedqssl.engines.pool import Pool
 from fedqssl.federated.context import Context
+from fedqssl.runs.clock import Clock
 from fedqssl.runs.folder import Checkpoint, RunFolder
 from fedqssl.runs.progress import Progress
 
@@ -27,6 +28,7 @@ class Equipment:
         folder: where everything is kept.
         progress: what the user sees.
         arrivals: called before each round; returns new clients with their bits, size and first model.
+        clock: simulated times of the clients, if the run has such a clock.
         accuracies: of each client's own model on its own held-out images, if only the clients can measure them.
     """
 
@@ -36,6 +38,7 @@ class Equipment:
     progress: Progress
     arrivals: Callable[[Context, Checkpoint], tuple[Context, Checkpoint]] = _nobody_new
     accuracies: Callable[[Context, Mapping[str, bytes]], dict[str, float]] | None = None
+    clock: Clock | None = None
 
 
 __all__ = ["Equipment"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fedqssl.evaluation.controls import WORDS
 from fedqssl.federated.context import Context
-from fedqssl.federated.optimizers.clusters import models_of
+from fedqssl.federated.optimizers.clusters import clusters_of, models_of
 from fedqssl.federated.protocol import protocol
 from fedqssl.runs.checksums import write_sums
 from fedqssl.runs.controls import run_controls, steps_taken
@@ -99,7 +99,9 @@ def _hand_out(
     payload, totals = checkpoint.payloads[name], checkpoint.totals
     write_atomically(home / "model.fqssl", payload)
     received = totals.down.get(name, 0) + (len(payload) if context.algorithm.federates else 0)
-    return ClientResult(context.bits[name], context.sizes[name], accuracy, totals.up.get(name, 0), received)
+    cluster = clusters_of(checkpoint.server_state).get(name)
+    up = totals.up.get(name, 0)
+    return ClientResult(context.bits[name], context.sizes[name], accuracy, up, received, cluster=cluster)
 
 
 def summary(result: RunResult, figures: list[str], unmeasured: str | None = None) -> str:

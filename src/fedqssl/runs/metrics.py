@@ -13,7 +13,7 @@ LARGEST = 1e18
 """No figure of a run is larger: bytes of all rounds, seconds, losses."""
 _NUMBERS = (
     *("lr", "loss", "skipped_steps", "bytes_up", "bytes_down", "client_seconds", "server_seconds"),
-    *("knn", "untrained_knn", "clients_wall_seconds"),
+    *("knn", "untrained_knn", "clients_wall_seconds", "simulated_seconds", "simulated_time", "simulated_joules"),
 )
 _BY_CLIENT = ("dequantize_loss", "weights", "training_seconds", "clusters")
 _COLLAPSE = tuple(Collapse.__dataclass_fields__)

@@ -43,7 +43,7 @@ Shares = Annotated[Mapping[str, Share], AfterValidator(_known)]
 
 @dataclass(frozen=True)
 class ClientResult:
-    """One client's row; ``controls`` are accuracies of simple classifiers on its own images."""
+    """One client's row; ``controls`` are accuracies of simple classifiers on its own images, ``cluster`` whose model it has."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -53,6 +53,7 @@ class ClientResult:
     bytes_up: Count
     bytes_down: Count
     controls: Shares | None = None
+    cluster: Count | None = None
 
     def control(self) -> str:
         """The best control with its name: ``45.0% (HOG)``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from fedqssl.federated.server.plausible import check_values
 from fedqssl.federated.server_state import ServerState
 from fedqssl.federated.state import read_payload, read_state
 from fedqssl.lowbit import ContainerError, to_bytes
+from fedqssl.runs.clock import TIME, Clock
 from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
 from fedqssl.runs.folder import Checkpoint, RunError, RunTotals
 from fedqssl.runs.metrics import LARGEST
@@ -49,8 +50,8 @@ def server_learning_rate(config: RunConfig, round_number: int) -> float:
     return learning_rate(config, round_number) if config.server.lr is None else config.server.lr
 
 
-def sampled(context: Context, round_number: int) -> list[str]:
-    """Names of the clients that take part in a round: a fraction of all, at least ``min_clients``.
+def sampled(context: Context, round_number: int, there: Collection[str] | None = None) -> list[str]:
+    """Names of the clients that take part in a round: a fraction of all, at least ``min_clients``, of those that are there.
 
     They are drawn anew in every round; or, if the algorithm's clients take turns, from a random order of all, which is used up
     before the next one is drawn. Its last round may repeat clients, so that every round has as many.
@@ -61,8 +62,9 @@ def sampled(context: Context, round_number: int) -> list[str]:
     if context.algorithm.takes_turns:
         drawn, turn = divmod(round_number, -(-len(names) // wanted))
         first = min(turn * wanted, len(names) - wanted)
-    order = torch.randperm(len(names), generator=generator(context.config.seed, "sampling", drawn))
-    return sorted(names[i] for i in order[first : first + wanted].tolist())
+    order = torch.randperm(len(names), generator=generator(context.config.seed, "sampling", drawn)).roll(-first)
+    found = [names[i] for i in order.tolist() if there is None or names[i] in there]
+    return sorted(found[:wanted])
 
 
 def first_checkpoint(context: Context) -> Checkpoint:
@@ -74,23 +76,56 @@ def first_checkpoint(context: Context) -> Checkpoint:
 
 
 def play_round(
-    context: Context, engine: Engine, pool: Pool[Any], before: Checkpoint, round_number: int
+    context: Context,
+    engine: Engine,
+    pool: Pool[Any],
+    before: Checkpoint,
+    round_number: int,
+    clock: Clock | None = None,
 ) -> tuple[Checkpoint, dict[str, Any]]:
-    """One round; the checkpoint after it and its line of metrics."""
-    config, algorithm = context.config, context.algorithm
-    names, lr = sampled(context, round_number), learning_rate(config, round_number)
+    """One round; the checkpoint after it and its line of metrics.
+
+    With a simulated clock, its clients are those that are there, and only those that reply in time are trained.
+    """
+    if clock is None:
+        return _play(context, engine, pool, before, round_number, sampled(context, round_number), {})
+    state = dict(before.server_state)
+    timed = clock.play_at(state.pop(TIME, 0.0), lambda there: sampled(context, round_number, there))
+    before = replace(before, server_state=state)
+    checkpoint, line = _play(context, engine, pool, before, round_number, timed.names, timed.failed)
+    return replace(checkpoint, server_state={**checkpoint.server_state, TIME: timed.end}), line | timed.line()
+
+
+def _play(
+    context: Context,
+    engine: Engine,
+    pool: Pool[Any],
+    before: Checkpoint,
+    round_number: int,
+    names: list[str],
+    late: Mapping[str, str],
+) -> tuple[Checkpoint, dict[str, Any]]:
+    """A round of these clients, some of whom will not reply, for the given reasons."""
+    config, algorithm, lr = context.config, context.algorithm, learning_rate(context.config, round_number)
     sent = {n: before.payloads[n] for n in names} if algorithm.has_clients else {}
     began = time.monotonic()
-    replies, failed = engine.train_clients(sent, context.job(round_number, lr))
+    in_time = {n: payload for n, payload in sent.items() if n not in late}
+    replies, failed = engine.train_clients(in_time, context.job(round_number, lr))
     server_began = time.monotonic()
     valid, rejected, implausible = _validated(context, replies, sent)
-    rejected |= failed
-    _enough(context, round_number, len(valid) + len(implausible), rejected)
+    rejected |= {**failed, **late}
+    too_few = bool(late) and len(valid) + len(implausible) < config.min_clients
+    if not too_few:
+        _enough(context, round_number, len(valid) + len(implausible), rejected)
     operators = ServerOperators(
         context, pool, round_number, lr, server_learning_rate(config, round_number), before.aggregated
     )
     rejected |= implausible
-    after = _after(operators, before, _arrived(context, names, valid, sent))
+    after = (
+        _kept(context, before, _too_few(len(valid) + len(implausible), config.min_clients))
+        if too_few
+        else _after(operators, before, _arrived(context, names, valid, sent))
+    )
     rejected |= after.round.rejected
     seconds = {name: metrics.seconds for name, (_, metrics) in sorted(replies.items())}
     spent = sum(seconds.values()), time.monotonic() - server_began

@@ -1,13 +1,13 @@
 """What an upload says about the kind of a client's images: the statistics of its batch norms under the initial model.
 
 Batch norm measures its inputs while a client trains, and its statistics travel in floats, whatever the client's bits. With a
-channel's running mean and variance as they arrive, r_0 as they were received, n steps and batch norm's momentum a,
+channel's running variance r as it arrives, r_0 as it was received, n steps and batch norm's momentum a,
 
-    r = (1 - (1 - a)^n) measured + (1 - a)^n r_0    (solved for the measured mean mu and variance v)
-    s_k = (mu / sqrt(v), log sqrt(v))    over all channels of all batch norms
+    v = (r - (1 - a)^n r_0) / (1 - (1 - a)^n)    what the client measured, without what is left of r_0
+    s_k = log sqrt(v)                            over all channels of all batch norms, heads included
 
-Both parts have no unit: a distance of 1 in a channel is one standard deviation, or a factor e between standard deviations.
-Weights say less: stochastic rounding to few bits adds more to an update than the kind of images does (docs/decisions.md).
+A distance has no unit: it counts factors between standard deviations. Means and weights say less about kinds: means follow
+colours and classes, and stochastic rounding to few bits adds more to the weights than the kind does (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -35,15 +35,12 @@ def momentum_of(task: Task) -> float | None:
 
 
 def signature(received: State, model: State, steps: int, momentum: float) -> Tensor:
-    """``s_k`` (2 x channels,) in float64."""
+    """``s_k`` (channels,) in float64."""
     kept = (1 - momentum) ** max(steps, 1)
-    parts = []
-    for name in sorted(filter(is_variance, model)):
-        mean = name.removesuffix("var") + "mean"
-        mu, v = ((model[key].double() - kept * received[key].double()) / (1 - kept) for key in (mean, name))
-        deviation = v.clamp(min=SMALLEST).sqrt()
-        parts += [mu / deviation, deviation.log()]
-    return torch.cat(parts)
+    names = sorted(filter(is_variance, model))
+    r, r_0 = (torch.cat([of[name].double().flatten() for name in names]) for of in (model, received))
+    v = (r - kept * r_0) / (1 - kept)
+    return 0.5 * v.clamp(min=SMALLEST).log()
 
 
 def distances(s: Tensor, centres: Mapping[int, Tensor]) -> dict[int, float]:
