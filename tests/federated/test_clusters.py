@@ -1,5 +1,6 @@
 """Clusters: who belongs together, and that each cluster is a federation of its own."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -86,6 +87,21 @@ def test_every_cluster_is_averaged_alone(two_kinds):
         assert models_of(checkpoint.server_state)[c] == to_bytes(full_precision(context.task, w))
     assert sent["client-00"] != sent["client-01"]  # of 4 bits both
     assert checkpoint.payloads["client-02"] != checkpoint.payloads["client-03"]
+
+
+def test_states_of_clusters_are_their_own(two_kinds):
+    """Momentum of one cluster is that of a run of its clients alone, which have the other's neither in moments nor in models."""
+    momentum = {"server.optimizer": "momentum", "server.momentum": 0.5}
+    context = tiny_context(**FOUR, **momentum, clusters=2, rounds=9)
+    checkpoint, _ = rounds_of(context, 2)
+    for c, members in enumerate((["client-00", "client-02"], ["client-01", "client-03"])):
+        alone = dataclasses.replace(context, bits={n: context.bits[n] for n in members})
+        alone = dataclasses.replace(alone, config=context.config.model_copy(update={"clusters": 1}))
+        expected, _ = rounds_of(alone, 2)
+        prefix = f"clusters/in/{c}/"
+        state = {n.removeprefix(prefix): x for n, x in checkpoint.server_state.items() if n.startswith(prefix)}
+        assert state and equal(state, expected.server_state)
+        assert models_of(checkpoint.server_state)[c] == expected.aggregated
 
 
 def test_one_cluster_with_all_clients_is_the_algorithm(monkeypatch):

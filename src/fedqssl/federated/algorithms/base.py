@@ -9,7 +9,7 @@ from typing import Literal
 from torch import fx
 
 from fedqssl.config import RunConfig
-from fedqssl.federated.algorithms.work import RoundWork, Work, averaging, with_checks
+from fedqssl.federated.algorithms.work import RoundWork, Work, averaging, with_checks, with_clusters
 from fedqssl.federated.client import Client, local_update
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.server.validate import Check, check_model
@@ -169,8 +169,8 @@ class Algorithm:
         return read_payload(upload, bits, task) if self.check is check_model else None
 
     def round_work(self, config: RunConfig, participants: int) -> RoundWork:
-        """The work of a round with what ``aggregation.robust`` adds to the algorithm's: training or passes on the buffer."""
-        return with_checks(config, self.work(config, participants))
+        """The work of a round with what ``aggregation.robust`` and ``clusters`` add to the algorithm's."""
+        return with_clusters(config, with_checks(config, self.work(config, participants)))
 
 
 __all__ = [
