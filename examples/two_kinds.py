@@ -1,20 +1,22 @@
 """Two kinds of images for ``clusters=2``: half of the clients have photos, the others digits in colour or turned photos.
 
-python examples/two_kinds.py OUT [--other digits|turned] [--clients 10] [--images 300] [--seed 0] [--photos parquet:PATH]
+python examples/two_kinds.py CIFAR OUT [digits|turned [SEED]]
 
-Writes OUT/train.npz and OUT/test.npz, to be used as data=arrays:OUT with partition=natural. A client's name says its kind, which
-no run looks at. Every client has some classes more often than others (Dirichlet, 0.5).
+CIFAR is a folder with the files train-*.parquet of CIFAR-10 as Hugging Face has it. Writes OUT/train.npz and OUT/test.npz, to be
+used as data=arrays:OUT with partition=natural. A client's name says its kind, which no run looks at. Every client has some
+classes more often than others (Dirichlet, 0.5).
 """
 
-import argparse
+import io
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from sklearn.datasets import load_digits
-
-from fedqssl.data.registry import load_dataset
 
 CLASSES = 10
 
@@ -43,47 +45,42 @@ def shares(labels: np.ndarray, clients: int, each: int, draws: np.random.Generat
     return found
 
 
-def main() -> None:
-    """Make the two files."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--other", choices=["digits", "turned"], default="digits")
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--images", type=int, default=300, help="of each client")
-    parser.add_argument("--test", type=int, default=200, help="images of each kind in the common test set")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--photos", default="cifar10", help="data of the photos, as for the setting data")
-    asked = parser.parse_args()
-    draws = np.random.default_rng(asked.seed)
-    photos = load_dataset(asked.photos, "train", None, "error", 32)
-    assert photos.labels is not None
-    half = asked.clients // 2
-    kinds = {"photos": (photos.images.numpy(), photos.labels.numpy(), half)}
-    if asked.other == "digits":
-        kinds["digits"] = (*coloured_digits(draws), asked.clients - half)
-    else:
-        kinds["turned"] = (*kinds["photos"][:2], asked.clients - half)
+def photos(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """CIFAR-10 from files train-*.parquet, as Hugging Face has it: images (N, 3, 32, 32), labels (N,)."""
+    rows = [row for file in sorted(folder.glob("train-*.parquet")) for row in pq.read_table(file).to_pylist()]
+    image = "img" if "img" in rows[0] else "image"
+    pixels = [np.asarray(Image.open(io.BytesIO(row[image]["bytes"])).convert("RGB")) for row in rows]
+    return np.stack(pixels).transpose(0, 3, 1, 2), np.array([row["label"] for row in rows], dtype=np.int64)
+
+
+def main(
+    cifar: Path, out: Path, other: str = "digits", seed: int = 0, clients: int = 10, images: int = 300, test: int = 200
+) -> None:
+    """Make the two files: so many images for each client, and ``test`` of each kind in the common test set."""
+    draws = np.random.default_rng(seed)
+    kinds = {"photos": photos(cifar)}
+    kinds[other] = coloured_digits(draws) if other == "digits" else kinds["photos"]
     splits: dict[str, dict[str, list[np.ndarray]]] = {
-        s: {"images": [], "labels": [], "clients": []} for s in ("train", "test")
+        split: {"images": [], "labels": [], "clients": []} for split in ("train", "test")
     }
     taken = np.empty(0, dtype=np.int64)
-    for number, (kind, (images, labels, clients)) in enumerate(kinds.items()):
-        free = np.setdiff1d(draws.permutation(len(images)), taken) if kind == "turned" else np.arange(len(images))
+    for number, (kind, (pixels, labels)) in enumerate(kinds.items()):
+        count = clients // 2 if kind == "photos" else clients - clients // 2
+        free = np.setdiff1d(draws.permutation(len(pixels)), taken) if kind == "turned" else np.arange(len(pixels))
         free = draws.permutation(free)
-        test, rest = free[: asked.test], free[asked.test :]
-        own = [rest[part] for part in shares(labels[rest], clients, asked.images, draws)]
-        if kind == "photos":
-            taken = np.concatenate([test, *own])
-        for split, parts in (("test", [test]), ("train", own)):
+        common, rest = free[:test], free[test:]
+        own = [rest[part] for part in shares(labels[rest], count, images, draws)]
+        taken = np.concatenate([common, *own])  # no photo is both as it is and turned
+        for split, parts in (("test", [common]), ("train", own)):
             for i, part in enumerate(parts):
-                pixels = images[part] if kind != "turned" else np.rot90(images[part], axes=(2, 3))
-                splits[split]["images"].append(np.ascontiguousarray(pixels))
-                splits[split]["labels"].append(labels[part] + (CLASSES if number else 0))
+                shown = pixels[part] if kind != "turned" else np.rot90(pixels[part], axes=(2, 3))
+                splits[split]["images"].append(np.ascontiguousarray(shown))
+                splits[split]["labels"].append(labels[part] + CLASSES * number)
                 splits[split]["clients"].append(np.array([f"{kind}-{i:02d}"] * len(part), dtype=np.str_))
-    asked.out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     for split, arrays in splits.items():
-        np.savez(asked.out / f"{split}.npz", **{name: np.concatenate(parts) for name, parts in arrays.items()})
+        np.savez(out / f"{split}.npz", **{name: np.concatenate(parts) for name, parts in arrays.items()})
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4], *map(int, sys.argv[4:5]))

@@ -236,7 +236,7 @@ def _of_cluster(
 
 
 def _of_clients(arrived: Arrived, names: list[str]) -> Arrived:
-    payloads, samples = ({n: of[n] for n in names} for of in (arrived.payloads, arrived.samples))
+    payloads, samples = {n: arrived.payloads[n] for n in names}, {n: arrived.samples[n] for n in names}
     return replace(arrived, payloads=payloads, samples=samples, clients=tuple(names))
 
 
