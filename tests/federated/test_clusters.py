@@ -206,3 +206,12 @@ def test_what_has_no_clusters_is_refused(settings, words):
     config = tiny(**{**FOUR, **settings}, clusters=2)
     with pytest.raises(ConfigError, match=words):
         configured_server(get_algorithm(config.algorithm), config)
+
+
+def test_the_server_works_once_for_every_cluster():
+    steps = {"server.dequantize_epochs": "none", "server.steps": 10, "server.requantize_epochs": 2}
+    one, two = (get_algorithm("fed_qssl").round_work(tiny(**{**FOUR, **steps}, clusters=k), 4) for k in (1, 2))
+    assert two == dataclasses.replace(
+        one, dequantize_steps=2 * one.dequantize_steps, requantize_epochs=2 * one.requantize_epochs
+    )
+    assert one.dequantize_steps > 0 and one.requantize_epochs == 2
