@@ -189,6 +189,7 @@ def test_kinds_are_found_whatever_the_bits_and_resumed(tmp_path):
     assert RunFolder(whole.folder).lines()[0]["clusters"] == kinds
     assert {name: c.cluster for name, c in whole.clients.items()} == kinds
     assert whole.global_accuracy is not None
+    assert "\nCluster 1: client-01, client-03.\n" in (whole.folder / "summary.md").read_text()
     with stopped_after(1):
         start(config, tmp_path / "parts", say=silent)
     parts = resume(tmp_path / "parts", say=silent)

@@ -114,6 +114,7 @@ def summary(result: RunResult, figures: list[str], unmeasured: str | None = None
     for name, c in result.clients.items():
         cells = name, c.bits, c.samples, percent(c.local_accuracy), c.untrained(), c.control()
         lines.append(f"| {' | '.join(map(str, (*cells, bytes_text(c.bytes_up), bytes_text(c.bytes_down))))} |")
+    lines += [line for c, names in result.clusters().items() for line in ("", f"Cluster {c}: {', '.join(names)}.")]
     if result.controls is not None:
         own = {name: percent(found) for name, found in result.local_controls().items()}
         lines += ["", "| control | of the global accuracy | of the mean local accuracy |", "|---|---|---|"]

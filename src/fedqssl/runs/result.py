@@ -102,6 +102,11 @@ class RunResult:
         common = [name for name in known[0] if all(name in c for c in known)] if known else []
         return {name: fmean(c[name] for c in known) for name in common}
 
+    def clusters(self) -> dict[int, list[str]]:
+        """Clients by cluster; empty if the run has none."""
+        found = sorted({c.cluster for c in self.clients.values() if c.cluster is not None})
+        return {number: sorted(n for n, c in self.clients.items() if c.cluster == number) for number in found}
+
     def measured(self) -> list[Measured]:
         """The global and the mean local accuracy with their controls, where these were measured."""
         found = (
