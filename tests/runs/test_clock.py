@@ -68,6 +68,15 @@ def test_the_server_waits_for_clients():
         clock(windows=dict(times.windows), least=3).next_start(0.0)
 
 
+def test_windows_are_found_again_after_many_periods():
+    """0.1, 0.3 and 0.7 have no exact floats."""
+    times, now = clock(windows=dict.fromkeys("abc", ((0.1, 0.3), (0.6, 0.7))), least=3), 0.0
+    for _ in range(2000):
+        start = times.next_start(now)
+        assert start - now < 0.41 and len(times.available(start)) == 3
+        now = start + times.left("a", start)
+
+
 def test_windows_of_a_file(tmp_path):
     path = tmp_path / "there.csv"
     path.write_text("client,start,end\nb,10,20\na,0,5\nb,20,30.5\nb,0,1\n")

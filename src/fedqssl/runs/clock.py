@@ -34,6 +34,8 @@ TIME = "clock/seconds"
 """Where the server's state keeps the simulated time."""
 Window = tuple[float, float]
 COLUMNS = ["client", "start", "end"]
+ROUNDING = 1e-9
+"""Of the period: times that are less apart are the same, so that sums of seconds find the start of a window."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,10 @@ class Clock:
         """Seconds until a client goes offline; 0 if it is not there."""
         if name not in self.windows:
             return math.inf
+        near = ROUNDING * self.period
         time = now % self.period
-        return max((end - time for start, end in self.windows[name] if start <= time < end), default=0.0)
+        time = 0.0 if self.period - time <= near else time
+        return max((end - time for start, end in self.windows[name] if start <= time + near < end), default=0.0)
 
     def available(self, now: float) -> list[str]:
         """Who is there."""
