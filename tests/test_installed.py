@@ -175,9 +175,9 @@ def test_the_notebook_and_the_examples(python, folder):
         "import fedqssl; assert len(fedqssl.predict('x.fqssl', 'examples/pictures')) == 4",
     ]
     named = {re.match(r"import (\w+)", call)[1] for call in calls} - {"fedqssl"}
-    assert named | {"traffic_signs"} == {
+    assert named | {"traffic_signs", "two_kinds"} == {
         path.stem for path in (ROOT / "examples").glob("*.py")
-    }  # it needs GTSRB and no fedqssl
+    }  # they need GTSRB and CIFAR-10, and no fedqssl
     made = ("shell", "fedqssl export runs/quickstart-1 --client client-00 --out x.fqssl")
     perform(python, folder, [*steps, made, ("python", small), *(("python", call) for call in calls)])
 

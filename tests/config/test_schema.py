@@ -14,6 +14,7 @@ from fedqssl.lowbit import LowBitOptions, LowBitSGD
 KEYS = """data data_dir on_bad devices clients bits partition beta classes_per_client minority images rounds local_epochs
 batch_size lr lr_schedule fraction min_clients buffer_ratio model width objective algorithm seed threads workers engine track
 device workers_per_gpu client_gpus
+clock availability clusters clusters_check
 client_cpus deadline local_steps server.steps distill.temperature image_size image_contrast evaluation.holdout group
 buffer buffer_images buffer_draw
 ssl.temperature ssl.momentum

@@ -218,6 +218,8 @@ def test_start_goes_on_with_what_is_unfinished(fleet, monkeypatch):
         for word in ("group=prefix", "evaluation.holdout=0"):
             with pytest.raises(FleetError, match="cannot be set on real machines"):
                 control.start(fleet, "smoke", [word], new=True)
+        with pytest.raises(FleetError, match="real machines have clocks of their own"):
+            control.start(fleet, "smoke", ["clock=table.toml"], new=True)
         with pytest.raises(FleetError, match="the buffer is what fedqssl deploy server --buffer names"):
             control.start(fleet, "smoke", ["buffer=scenes"], new=True)
         with pytest.raises(FleetError, match="will be resumed with its own settings"):

@@ -17,10 +17,14 @@ from fedqssl.engines.flower.client import client_app
 from fedqssl.engines.flower.engine import FlowerEngine
 from fedqssl.engines.flower.exchange import Exchange
 from fedqssl.engines.flower.wire import STYPE, Capabilities, Reply, Request, WireError, pack, unpack
+from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.pool import Pool
+from fedqssl.federated.server_state import equal
 from fedqssl.lowbit import load_bytes, to_bytes
 from fedqssl.lowbit.policy import state_of
 from fedqssl.runs import RunError
+from fedqssl.runs.clock import clock_of
+from fedqssl.runs.folder import RunFolder
 from fedqssl.runs.round import first_checkpoint
 from flower_pictures import CLIENTS, SETTINGS, in_one_place, rounds_in_one_place
 from tiny_run import played, rounds_of
@@ -64,6 +68,29 @@ def test_same_bytes_as_in_process_in_any_order(pictures, tmp_path, reference, se
     now, lines = played(context, engine_of(context, roles(pictures, tmp_path), seed))
     assert now.payloads == reference[0].payloads and now.aggregated == reference[0].aggregated
     assert timeless(lines) == timeless(reference[1])
+
+
+@pytest.mark.parametrize("what", ["clusters", "clock"])
+def test_clusters_and_clock_are_the_same_as_in_process(pictures, tmp_path, what):
+    """A deadline of the clock is simulated: Flower waits for everybody that is asked."""
+    table = tmp_path / "table.toml"
+    table.write_text('[default]\nuplink = "1 Mbit/s"\n[clients.van-3]\nuplink = "1 kbit/s"\n')
+    clock = {"clock": str(table), "deadline": 60.0}
+    changes = {"algorithm": "fed_simclr", **ONE_STEP, "min_clients": 1, "rounds": 3}
+    context = in_one_place(pictures, **changes, **({"clusters": 2} if what == "clusters" else clock))
+    engine = engine_of(context, roles(pictures, tmp_path), 1)
+    timed = clock_of(context, RunFolder.create(tmp_path / "run", overwrite=False))
+    with Pool(context) as pool:
+        found = [played(context, carried, pool, 2, timed) for carried in (engine, InProcess(pool))]
+    (there, lines), (here, expected) = found
+    assert there.payloads == here.payloads and equal(there.server_state, here.server_state)
+    assert timeless(lines) == timeless(expected)
+    if what == "clusters":
+        assert set(lines[0]["clusters"].values()) == {0, 1}
+    else:
+        assert (
+            engine.deadline is None and list(lines[1]["rejected"]) == ["van-3"] and lines[1]["simulated_time"] == 120.0
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """The example scripts run, at smoke size."""
 
 import importlib
+import io
 import json
 import re
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -24,7 +27,7 @@ def example(monkeypatch):
 
 
 def test_all_are_tested():
-    known = {"own_photos", "own_backbone", "own_bits", "run_to_onnx", "rendered_signs", "traffic_signs"}
+    known = {"own_photos", "own_backbone", "own_bits", "run_to_onnx", "rendered_signs", "traffic_signs", "two_kinds"}
     assert {p.stem for p in EXAMPLES.glob("*.py")} == known
 
 
@@ -56,6 +59,26 @@ def test_rendered_signs(example, tmp_path):
     assert all(path.read_bytes() == (tmp_path / "two" / name).read_bytes() for name, path in made.items())
     assert len({path.read_bytes() for path in made.values()}) == 129
     assert Image.open(next(iter(made.values()))).size == (40, 40)
+
+
+@pytest.mark.parametrize("other", ["digits", "turned"])
+def test_two_kinds(example, tmp_path, other):
+    """Every client has one kind; no photo is at two clients, or both as it is and turned."""
+    draws, rows = np.random.default_rng(0), []
+    for i in range(200):
+        data = io.BytesIO()
+        Image.fromarray(draws.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(data, "PNG")
+        rows.append({"img": {"bytes": data.getvalue()}, "label": i % 10})
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train-00000.parquet")
+    example("two_kinds").main(tmp_path, tmp_path / "out", other, clients=4, images=30, test=10)
+    with np.load(tmp_path / "out" / "train.npz") as found:
+        names, images, labels = found["clients"], found["images"], found["labels"]
+    assert sorted(set(names)) == sorted(f"{kind}-{i:02d}" for kind in ("photos", other) for i in range(2))
+    assert images.shape == (120, 3, 32, 32) and images.dtype == np.uint8
+    first = np.array([name.startswith("photos") for name in names])
+    assert ((labels < 10) == first).all()
+    upright = np.where(first[:, None, None, None], images, np.rot90(images, -1, axes=(2, 3)))
+    assert len({image.tobytes() for image in upright}) == 120
 
 
 def test_traffic_signs(example, tmp_path):

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from fedqssl.engines.in_process import InProcess
+from fedqssl.federated.finish import full_precision
 from fedqssl.federated.server.aggregate import with_updates
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.state import read_payload, read_state, write_state
 from fedqssl.lowbit import to_bytes
 from fedqssl.lowbit.policy import is_statistic
-from fedqssl.runs.round import first_checkpoint, full_precision, sampled
+from fedqssl.runs.round import first_checkpoint, sampled
 from tiny_run import rounds_of, tiny_context
 
 
@@ -87,7 +88,7 @@ def test_fed_qssl_plus_trains_what_fed_seq_gives_on_the_buffer(settings, steps):
 
     class Spy(ServerOperators):
         def train(self, state, where, epochs=None, *, steps=None, loss=None):
-            trained.append((to_bytes(full_precision(self.context, state)), where, steps))
+            trained.append((to_bytes(full_precision(self.context.task, state)), where, steps))
             return super().train(state, where, epochs, steps=steps, loss=loss)
 
     common = {"images": 400, "fraction": 0.6, **settings}

@@ -18,6 +18,7 @@ from fedqssl.federated.state import read_payload
 from fedqssl.reporting import write_report
 from fedqssl.reporting.clients_section import rank_correlation
 from fedqssl.reporting.data import ReportError, read_run, short_best
+from fedqssl.reporting.fleet_figures import clock_figures, clusters_figure
 from fedqssl.reporting.layers import LayerErrors, layer_errors
 from fedqssl.reporting.overview import differences
 from fedqssl.reporting.svg import el
@@ -190,6 +191,30 @@ def test_layer_errors_are_those_of_the_loaded_models(real):
 def test_a_failing_ledger_is_a_sentence(made, monkeypatch):
     monkeypatch.setattr("fedqssl.reporting.costs._costs", lambda run: 1 / 0)
     assert "There is no ledger for this run: ZeroDivisionError" in report(made(clients=2, rounds=1))
+
+
+def test_clusters_and_a_clock_have_their_figures(made, tmp_path):
+    path = made("fleet", clients=4, rounds=3)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["clusters"] = {f"client-{i:02d}": i % 2 for i in range(4)}
+        line["cluster_distances"] = (
+            {f"client-{i:02d}": [1.0 + i % 2, 2.0 - i % 2] for i in range(3)} if line["round"] == 1 else {}
+        )
+        line |= {"simulated_seconds": 60.0, "simulated_time": 60.0 * line["round"], "simulated_joules": 5.0}
+        line["rejected"] = {"client-03": "it needs 2 min, and the deadline is 1 min (simulated)"}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "result.json").unlink()
+    run = read_run(path)
+    whom, (time, energy) = clusters_figure(run), clock_figures(run)
+    assert "cluster 0: 2 clients, cluster 1: 2 clients" in whom.note
+    assert [row[0] for row in whom.rows] == ["client-00", "client-02", "client-01", "client-03"]
+    assert [row[2:] for row in whom.rows][1:] == [[0, "1.000, 2.000"], [1, "2.000, 1.000"], [1, "–"]]
+    assert [row[:2] for row in time.rows] == [["1", "60"], ["2", "120"], ["3", "180"]]
+    assert "client-03 3" in time.note and "3 min for 3 rounds" in time.note
+    assert [row[1] for row in energy.rows] == ["5", "10", "15"]
+    page = write_report(path, tmp_path / "page.html").read_text()
+    assert all(f'id="{name}"' in page for name in ("clusters", "clock", "energy"))
 
 
 def test_rank_correlation_by_hand():

@@ -256,10 +256,10 @@ def test_a_cell_notes_its_data_as_they_were_written_and_what_they_hold(tmp_path,
     cell = Cell("c", smoke(data="folder:photos", **small))
     real = lifecycle.play_round
 
-    def once(context, engine, pool, before, number):
+    def once(context, engine, pool, before, number, *more):
         if number == 1:
             raise KeyboardInterrupt
-        return real(context, engine, pool, before, number)
+        return real(context, engine, pool, before, number, *more)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(lifecycle, "play_round", once)

@@ -114,10 +114,10 @@ def played_lines(tmp_path, monkeypatch, values, stop=None, **changes):
         monkeypatch.setattr(f"fedqssl.runs.{place}.knn_monitor", lambda context, model: next(measured))
     real = lifecycle.play_round
 
-    def play(context, engine, pool, before, number):
+    def play(context, engine, pool, before, number, *more):
         if number == stop and not said[-1].startswith("resuming"):
             raise KeyboardInterrupt
-        return real(context, engine, pool, before, number)
+        return real(context, engine, pool, before, number, *more)
 
     monkeypatch.setattr(lifecycle, "play_round", play)
     monkeypatch.setattr(lifecycle, "finalize", lambda *given: None)

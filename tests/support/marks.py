@@ -52,6 +52,7 @@ INTEGRATION = (
     "federated/test_algorithm_template.py",
     "federated/test_algorithms.py",
     "federated/test_client.py",
+    "federated/test_clusters.py",
     "federated/test_context.py",
     "federated/test_embedding.py",
     "federated/test_fed_seq.py",

@@ -82,11 +82,11 @@ def stopped_after(rounds: int):
     """A run in this block ends as by Ctrl-C when it has saved so many rounds."""
     real, stopped = lifecycle.play_round, []
 
-    def play(context, engine, pool, before, number):
+    def play(context, engine, pool, before, number, clock=None):
         if number == rounds:
             stopped.append(number)
             raise KeyboardInterrupt
-        return real(context, engine, pool, before, number)
+        return real(context, engine, pool, before, number, clock)
 
     lifecycle.play_round = play
     try:
@@ -97,11 +97,11 @@ def stopped_after(rounds: int):
     assert stopped, f"no run came to the end of round {rounds}"
 
 
-def played(context: Context, engine, pool=None, count: int = 2):
+def played(context: Context, engine, pool=None, count: int = 2, clock=None):
     """Checkpoint and lines of the first rounds with this engine."""
     checkpoint, lines, pool = first_checkpoint(context), [], pool or Pool(context)
     for number in range(count):
-        checkpoint, line = play_round(context, engine, pool, checkpoint, number)
+        checkpoint, line = play_round(context, engine, pool, checkpoint, number, clock)
         lines.append(line)
     return checkpoint, lines
 

@@ -196,7 +196,8 @@ def accuracy_settings(config: RunConfig) -> dict[str, Any]:
         values["buffer"] = absolute(config.buffer)
         del values["buffer_draw"]
     for name in _NOT_ACCURACY:
-        del values[name]
+        if name != "deadline" or config.clock is None:  # a simulated one decides who is averaged
+            del values[name]
     for name, partition in _ONLY_FOR.items():
         if config.partition != partition:
             del values[name]

@@ -141,6 +141,10 @@ class RunConfig(Section):
     """Share of the clients that take part in a round."""
     min_clients: Count = 1
     """A round with fewer valid uploads is an error."""
+    clusters: Count = 1
+    """Models that the server trains, each for clients with one kind of images (docs/how-to/clusters.md); 1: one for all."""
+    clusters_check: MaybeCount = None
+    """For ``clusters``: after so many rounds in its cluster a client is looked at again, and may move; by default never."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of all random choices."""
@@ -161,8 +165,13 @@ class RunConfig(Section):
     """For ``engine = "flower-sim"``: GPUs that Ray reserves for each client, like 0.5; with ``device = "cuda"``, 0 stands for
     1 / ``workers_per_gpu``."""
     deadline: MaybePositive = None
-    """Seconds after which a round continues without the clients that have not replied (Flower only). By default real machines
-    have four times as long as the slowest of them usually takes, at least five minutes; a simulation waits."""
+    """Seconds after which a round continues without the clients that have not replied (Flower; with ``clock``, simulated ones).
+    By default real machines have four times as long as the slowest of them usually takes, at least five minutes; a simulation
+    waits."""
+    clock: MaybePath = None
+    """Device table (docs/cost.md) of a simulated clock: its speeds give rounds their seconds; late clients miss ``deadline``."""
+    availability: MaybePath = None
+    """For ``clock``: a CSV file of client,start,end that says when clients are there, in simulated seconds; by default always."""
     track: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
     """Tracker that also receives each round's figures; needs the extra of the same name."""
 
@@ -210,6 +219,8 @@ class RunConfig(Section):
             )
         if self.buffer is None and self.buffer_images != BUFFER_IMAGES:
             raise ValueError("buffer_images is for buffer=DATA; for a share of data's own images use buffer_ratio")
+        if self.availability is not None and self.clock is None:
+            raise ValueError("availability is in seconds of the simulated clock; give clock=TABLE, too")
         if self.min_clients > self.clients:
             raise ValueError(f"min_clients = {self.min_clients} is more than the number of clients, {self.clients}")
         if len(self.bits) != self.clients:

@@ -38,6 +38,7 @@ class Device:
         downlink: bits per second to the client.
         operations_per_second: bit operations.
         energy_per_bit_operation: joules.
+        power: watts while it trains, if the energy of an operation is not known.
     """
 
     memory: float | None = None
@@ -45,6 +46,7 @@ class Device:
     downlink: float | None = None
     operations_per_second: float | None = None
     energy_per_bit_operation: float | None = None
+    power: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ _UNITS: dict[str, tuple[dict[str, int], str]] = {
     "downlink": (_LINK, '"20 Mbit/s", or a number of bits per second'),
     "operations_per_second": ({"": 1, "op/s": 1}, '"50 G", or a number of bit operations'),
     "energy_per_bit_operation": ({"J": 1}, '"2 pJ", or a number of joules'),
+    "power": ({"W": 1}, '"2.5 W", or a number of watts'),
 }
 """By key: units with their factors, and what to write."""
 
@@ -229,20 +232,27 @@ def read_devices(path: Path) -> Devices:
 
 
 def device_round(client: ClientCost, device: Device) -> DeviceRound:
-    """``8 bytes_down / downlink + operations / operations_per_second + 8 bytes_up / uplink``; energy is per bit operation."""
+    """``8 bytes_down / downlink + operations / operations_per_second + 8 bytes_up / uplink``.
+
+    Energy is per bit operation, or power times the seconds of training.
+    """
 
     def over(amount: float, rate: float | None) -> float:
         return amount / rate if rate is not None else 0.0
 
     operations, joules = client.operations.total, device.energy_per_bit_operation
+    compute = over(operations, device.operations_per_second)
+    energy = None if joules is None else operations * joules
+    if energy is None and device.power is not None and device.operations_per_second is not None:
+        energy = device.power * compute
     needs = client.memory.peak
     return DeviceRound(
         client.name,
         device,
         over(8 * client.bytes_down, device.downlink),
-        over(operations, device.operations_per_second),
+        compute,
         over(8 * client.bytes_up, device.uplink),
-        None if joules is None else operations * joules,
+        energy,
         needs,
         None if device.memory is None else needs <= device.memory,
     )

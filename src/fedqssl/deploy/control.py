@@ -51,6 +51,9 @@ def requested(preset: str, settings: Sequence[str]) -> RunConfig:
     for key in ("buffer", "buffer_images"):
         if key in given:
             raise FleetError(f"{key} cannot be set here: the buffer is what fedqssl deploy server --buffer names")
+    for key in ("clock", "availability"):
+        if key in given:
+            raise FleetError(f"{key} cannot be set here: real machines have clocks of their own; use deadline")
     for key in ("clients", "bits", "devices", "data", "engine", "partition", "group", "evaluation.holdout"):
         if key in given:
             raise FleetError(
@@ -59,7 +62,7 @@ def requested(preset: str, settings: Sequence[str]) -> RunConfig:
     least = given.get("min_clients", "")
     clients = int(least) if least.isdecimal() and int(least) else 10
     config = load_config(preset, {**given, "bits": 8, "clients": clients})
-    unset = dict.fromkeys(("data_dir", "images", "devices"))
+    unset = dict.fromkeys(("data_dir", "images", "devices", "clock", "availability"))
     return config.model_copy(update={"engine": "flower", "data": "fleet", "partition": "natural", **unset})
 
 

@@ -12,6 +12,7 @@ from fedqssl.evaluation.controls import SHORT
 from fedqssl.plotting import by_orders
 from fedqssl.reporting.charts import MANY_ROWS, ChartRow, Point, heat_map, rows_chart, scatter, shade_legend
 from fedqssl.reporting.data import Client, Labels, RunData
+from fedqssl.reporting.fleet_figures import clusters_figure
 from fedqssl.reporting.parts import Figure, Section
 from fedqssl.reporting.sources import FLEET
 from fedqssl.reporting.svg import Mark
@@ -47,9 +48,11 @@ def clients(run: RunData, theme: Theme) -> Section:
     if not known:
         why = "These data have no labels" if run.labels is None else "No images were held out"
         ended = f"{why}, so accuracy cannot be compared."
-        return Section(empty=ended if run.result is not None else "Local accuracy is measured when the run ends.")
+        words = ended if run.result is not None else "Local accuracy is measured when the run ends."
+        found = clusters_figure(run)
+        return Section(empty=words) if found is None else Section([found], words)
     figures = [_by_bits(known, theme), _by_images(known, theme), _by_classes(known, theme), _gains(known, theme)]
-    return Section(figures, _verdict(known))
+    return Section([*figures, clusters_figure(run)], _verdict(known))
 
 
 def _by_width(clients: Sequence[Client]) -> dict[int, list[float]]:

@@ -10,6 +10,7 @@ from fedqssl.evaluation.collapse import MIN_RANK, Collapse
 from fedqssl.evaluation.controls import SHORT
 from fedqssl.reporting.charts import ChartRow, Level, Point, Series, line_chart, rows_chart
 from fedqssl.reporting.data import RunData, short_best
+from fedqssl.reporting.fleet_figures import clock_figures
 from fedqssl.reporting.parts import Figure, Section
 from fedqssl.reporting.svg import Mark
 from fedqssl.reporting.theme import Theme, bits_words, counted, percent, percent_tick, plain, tick
@@ -152,7 +153,7 @@ def _dequantize_figure(run: RunData, theme: Theme) -> Figure | None:
 def curves(run: RunData, theme: Theme) -> Section:
     """Loss, accuracy and the server's view of each client."""
     figures = [loss_figure(run, theme, "loss"), accuracy_figure(run, "accuracy"), controls_figure(run)]
-    figures.append(_dequantize_figure(run, theme))
+    figures += [_dequantize_figure(run, theme), *clock_figures(run)]
     return Section(figures) if any(figures) else Section(empty="No round is finished yet.")
 
 

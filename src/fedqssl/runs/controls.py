@@ -9,12 +9,12 @@ from typing import Any
 from fedqssl.engines.pool import Pool
 from fedqssl.evaluation.controls import measure_controls
 from fedqssl.federated.context import Context, Simulation
+from fedqssl.federated.finish import full_precision
 from fedqssl.federated.server import settle
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.state import State, read_state
 from fedqssl.lowbit import to_bytes
 from fedqssl.runs.evaluate import Which, client_accuracy, global_accuracy, held_out, knn_monitor, some, unmeasured
-from fedqssl.runs.round import full_precision
 
 CONTROL_IMAGES = 4000
 """Training images that the global controls are fitted on at most, so that they take seconds."""
@@ -31,7 +31,7 @@ def run_controls(context: Context, pool: Pool[Any]) -> tuple[Accuracies | None, 
     models: dict[str, bytes | None] = dict.fromkeys(["", *names])
     if not context.task.supervised:  # whose untrained classifier would be a guess
         state = _untrained(context)
-        models[""] = to_bytes(full_precision(context, state))
+        models[""] = to_bytes(full_precision(context.task, state))
         if names:
             models |= ServerOperators(context, pool, 0, 0.0, 0.0, None).round_to_bits(state)
     jobs: dict[tuple[Which, str], tuple[Which, str, bytes | None]] = {}
@@ -71,7 +71,7 @@ def untrained_knn(context: Context) -> float | None:
     wanted = _wanted(context) and context.config.evaluation.knn_every and context.algorithm.federates
     if not wanted or context.task.supervised or not steps_taken(context):
         return None
-    return knn_monitor(context, full_precision(context, _untrained(context)))
+    return knn_monitor(context, full_precision(context.task, _untrained(context)))
 
 
 def steps_taken(context: Context, rounds: int | None = None) -> int:

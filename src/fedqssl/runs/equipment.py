@@ -10,6 +10,7 @@ from fedqssl import accelerators
 from fedqssl.engines.engine import Engine
 from fedqssl.engines.pool import Pool
 from fedqssl.federated.context import Context
+from fedqssl.runs.clock import Clock
 from fedqssl.runs.folder import Checkpoint, RunFolder
 from fedqssl.runs.progress import Progress
 
@@ -28,6 +29,7 @@ class Equipment:
         folder: where everything is kept.
         progress: what the user sees.
         arrivals: called before each round; returns new clients with their bits, size and first model.
+        clock: simulated times of the clients, if the run has such a clock.
         accuracies: of each client's own model on its own held-out images, if only the clients can measure them.
     """
 
@@ -37,6 +39,7 @@ class Equipment:
     progress: Progress
     arrivals: Callable[[Context, Checkpoint], tuple[Context, Checkpoint]] = _nobody_new
     accuracies: Callable[[Context, Mapping[str, bytes]], dict[str, float]] | None = None
+    clock: Clock | None = None
 
 
 C = TypeVar("C", bound=Context)

@@ -135,13 +135,14 @@ def evaluate(
 ) -> tuple[float | None, dict[str, float]]:
     """Global accuracy, the mean over ``models``, and the local accuracy of each client's ``own`` model.
 
-    Models are named after their clients; the aggregated one has no name. What has no labels or no test images is not measured.
+    Models are named after their clients; the aggregated one and those of clusters are in full precision.
+    What has no labels or no test images is not measured.
     """
     if unmeasured(context):
         return None, {}
     jobs: dict[tuple[Which, str], bytes] = {("global", n): models[n] for n in sorted(models) if len(context.test)}
     jobs |= {("local", n): own[n] for n in held_out(context) if n in own}
-    bits = {**context.bits, "": 32}
+    bits = {name: context.bits.get(name, 32) for _, name in jobs}
     found = pool.run("evaluation", _accuracy, {key: (*key, bits[key[1]], data) for key, data in jobs.items()})
     shares = [found[key] for key in jobs if key[0] == "global"]
     local = {n: found[which, n] for which, n in sorted(jobs) if which == "local"}

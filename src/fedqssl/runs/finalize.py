@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fedqssl.evaluation.controls import WORDS
 from fedqssl.federated.context import Context
+from fedqssl.federated.optimizers.clusters import clusters_of, models_of
 from fedqssl.federated.protocol import protocol
 from fedqssl.runs.checksums import write_sums
 from fedqssl.runs.controls import run_controls, steps_taken
@@ -35,7 +36,8 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
         for name, reason in sorted(failed.items()):
             progress.say(f"warning: {name} was not trained on its own images after the last round: {reason}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
-    models = checkpoint.payloads if checkpoint.aggregated is None else {"": checkpoint.aggregated}
+    models = {f"cluster {c}": model for c, model in models_of(checkpoint.server_state).items()} or checkpoint.payloads
+    models = models if checkpoint.aggregated is None else {"": checkpoint.aggregated}
     total, local = evaluate(context, equipment.pool, models, own if accuracies is None else {})
     if accuracies is not None:
         local = accuracies(context, own)
@@ -97,7 +99,9 @@ def _hand_out(
     payload, totals = checkpoint.payloads[name], checkpoint.totals
     write_atomically(home / "model.fqssl", payload)
     received = totals.down.get(name, 0) + (len(payload) if context.algorithm.federates else 0)
-    return ClientResult(context.bits[name], context.sizes[name], accuracy, totals.up.get(name, 0), received)
+    cluster = clusters_of(checkpoint.server_state).get(name)
+    up = totals.up.get(name, 0)
+    return ClientResult(context.bits[name], context.sizes[name], accuracy, up, received, cluster=cluster)
 
 
 def summary(result: RunResult, figures: list[str], unmeasured: str | None = None) -> str:
@@ -110,6 +114,7 @@ def summary(result: RunResult, figures: list[str], unmeasured: str | None = None
     for name, c in result.clients.items():
         cells = name, c.bits, c.samples, percent(c.local_accuracy), c.untrained(), c.control()
         lines.append(f"| {' | '.join(map(str, (*cells, bytes_text(c.bytes_up), bytes_text(c.bytes_down))))} |")
+    lines += [line for c, names in result.clusters().items() for line in ("", f"Cluster {c}: {', '.join(names)}.")]
     if result.controls is not None:
         own = {name: percent(found) for name, found in result.local_controls().items()}
         lines += ["", "| control | of the global accuracy | of the mean local accuracy |", "|---|---|---|"]

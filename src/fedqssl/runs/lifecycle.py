@@ -29,6 +29,7 @@ from fedqssl.federated.optimizers import configured_server
 from fedqssl.federated.protocol import protocol
 from fedqssl.files import absolute
 from fedqssl.runs.choose_views import with_chosen_views
+from fedqssl.runs.clock import clock_of
 from fedqssl.runs.controls import untrained_knn
 from fedqssl.runs.describe import describe_data
 from fedqssl.runs.equipment import Equipment, pool_of
@@ -277,8 +278,9 @@ def _run_to_end(context: Simulation, folder: RunFolder, progress: Progress) -> R
     checkpoint = folder.latest() or first_checkpoint(context)
     if checkpoint.payloads.keys() != context.bits.keys():
         raise RunError(f"the newest checkpoint in {folder.checkpoints} is not of this run's clients; delete it")
+    clock = clock_of(context, folder)
     with pool_of(context, progress) as pool, ENGINES[context.config.engine](pool) as engine:
-        return play_to_end(context, checkpoint, Equipment(engine, pool, folder, progress))
+        return play_to_end(context, checkpoint, Equipment(engine, pool, folder, progress, clock=clock))
 
 
 def play_to_end(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> RunResult:
@@ -298,7 +300,9 @@ def play_to_end(context: Context, checkpoint: Checkpoint, equipment: Equipment) 
             progress.round(round_number + 1, config.rounds)
             context, checkpoint = equipment.arrivals(context, checkpoint)
             began = time.monotonic()
-            checkpoint, line = play_round(context, equipment.engine, equipment.pool, checkpoint, round_number)
+            checkpoint, line = play_round(
+                context, equipment.engine, equipment.pool, checkpoint, round_number, equipment.clock
+            )
             line["untrained_knn"] = untrained
             folder.append_metrics(line)
             folder.save(checkpoint)

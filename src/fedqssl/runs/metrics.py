@@ -13,9 +13,9 @@ LARGEST = 1e18
 """No figure of a run is larger: bytes of all rounds, seconds, losses."""
 _NUMBERS = (
     *("lr", "loss", "skipped_steps", "bytes_up", "bytes_down", "client_seconds", "server_seconds"),
-    *("knn", "untrained_knn", "clients_wall_seconds"),
+    *("knn", "untrained_knn", "clients_wall_seconds", "simulated_seconds", "simulated_time", "simulated_joules"),
 )
-_BY_CLIENT = ("dequantize_loss", "weights", "training_seconds")
+_BY_CLIENT = ("dequantize_loss", "weights", "training_seconds", "clusters")
 _COLLAPSE = tuple(Collapse.__dataclass_fields__)
 
 
@@ -34,7 +34,7 @@ def _as_expected(key: str, value: Any) -> bool:
         return _number_or_none(value)
     if key in _BY_CLIENT:
         return isinstance(value, dict) and all(map(_number_or_none, value.values()))
-    if key == "client_loss":
+    if key in ("client_loss", "cluster_distances"):
         lists = value.values() if isinstance(value, dict) else [None]
         return all(isinstance(losses, list) and all(map(_number_or_none, losses)) for losses in lists)
     if key == "rejected":

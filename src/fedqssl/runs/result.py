@@ -43,7 +43,7 @@ Shares = Annotated[Mapping[str, Share], AfterValidator(_known)]
 
 @dataclass(frozen=True)
 class ClientResult:
-    """One client's row; ``controls`` are accuracies of simple classifiers on its own images."""
+    """One client's row; ``controls`` are accuracies of simple classifiers on its own images, ``cluster`` whose model it has."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -53,6 +53,7 @@ class ClientResult:
     bytes_up: Count
     bytes_down: Count
     controls: Shares | None = None
+    cluster: Count | None = None
 
     def control(self) -> str:
         """The best control with its name: ``45.0% (HOG)``."""
@@ -100,6 +101,11 @@ class RunResult:
         known = [c.controls for c in self.clients.values() if c.controls is not None]
         common = [name for name in known[0] if all(name in c for c in known)] if known else []
         return {name: fmean(c[name] for c in known) for name in common}
+
+    def clusters(self) -> dict[int, list[str]]:
+        """Clients by cluster; empty if the run has none."""
+        found = sorted({c.cluster for c in self.clients.values() if c.cluster is not None})
+        return {number: sorted(n for n, c in self.clients.items() if c.cluster == number) for number in found}
 
     def measured(self) -> list[Measured]:
         """The global and the mean local accuracy with their controls, where these were measured."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,15 +17,17 @@ from fedqssl.engines.pool import Pool
 from fedqssl.federated.algorithms import Arrived, Round
 from fedqssl.federated.client import ClientMetrics
 from fedqssl.federated.context import Context
+from fedqssl.federated.finish import finished, full_precision
 from fedqssl.federated.optimizers import configured_server
+from fedqssl.federated.optimizers.clusters import models_of
 from fedqssl.federated.randomness import generator
 from fedqssl.federated.server.aggregate import NothingToAggregateError
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.server.plausible import check_values
-from fedqssl.federated.server.usable import check_usable
 from fedqssl.federated.server_state import ServerState
-from fedqssl.federated.state import State, read_payload, read_state, write_state
+from fedqssl.federated.state import read_payload, read_state
 from fedqssl.lowbit import ContainerError, to_bytes
+from fedqssl.runs.clock import TIME, Clock
 from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
 from fedqssl.runs.folder import Checkpoint, RunError, RunTotals
 from fedqssl.runs.metrics import LARGEST
@@ -48,8 +50,8 @@ def server_learning_rate(config: RunConfig, round_number: int) -> float:
     return learning_rate(config, round_number) if config.server.lr is None else config.server.lr
 
 
-def sampled(context: Context, round_number: int) -> list[str]:
-    """Names of the clients that take part in a round: a fraction of all, at least ``min_clients``.
+def sampled(context: Context, round_number: int, there: Collection[str] | None = None) -> list[str]:
+    """Names of the clients that take part in a round: a fraction of all, at least ``min_clients``, of those that are there.
 
     They are drawn anew in every round; or, if the algorithm's clients take turns, from a random order of all, which is used up
     before the next one is drawn. Its last round may repeat clients, so that every round has as many.
@@ -60,8 +62,9 @@ def sampled(context: Context, round_number: int) -> list[str]:
     if context.algorithm.takes_turns:
         drawn, turn = divmod(round_number, -(-len(names) // wanted))
         first = min(turn * wanted, len(names) - wanted)
-    order = torch.randperm(len(names), generator=generator(context.config.seed, "sampling", drawn))
-    return sorted(names[i] for i in order[first : first + wanted].tolist())
+    order = torch.randperm(len(names), generator=generator(context.config.seed, "sampling", drawn)).roll(-first)
+    found = [names[i] for i in order.tolist() if there is None or names[i] in there]
+    return sorted(found[:wanted])
 
 
 def first_checkpoint(context: Context) -> Checkpoint:
@@ -73,23 +76,56 @@ def first_checkpoint(context: Context) -> Checkpoint:
 
 
 def play_round(
-    context: Context, engine: Engine, pool: Pool[Any], before: Checkpoint, round_number: int
+    context: Context,
+    engine: Engine,
+    pool: Pool[Any],
+    before: Checkpoint,
+    round_number: int,
+    clock: Clock | None = None,
 ) -> tuple[Checkpoint, dict[str, Any]]:
-    """One round; the checkpoint after it and its line of metrics."""
-    config, algorithm = context.config, context.algorithm
-    names, lr = sampled(context, round_number), learning_rate(config, round_number)
+    """One round; the checkpoint after it and its line of metrics.
+
+    With a simulated clock, its clients are those that are there, and only those that reply in time are trained.
+    """
+    if clock is None:
+        return _play(context, engine, pool, before, round_number, sampled(context, round_number), {})
+    state = dict(before.server_state)
+    timed = clock.play_at(state.pop(TIME, 0.0), lambda there: sampled(context, round_number, there))
+    before = replace(before, server_state=state)
+    checkpoint, line = _play(context, engine, pool, before, round_number, timed.names, timed.failed)
+    return replace(checkpoint, server_state={**checkpoint.server_state, TIME: timed.end}), line | timed.line()
+
+
+def _play(
+    context: Context,
+    engine: Engine,
+    pool: Pool[Any],
+    before: Checkpoint,
+    round_number: int,
+    names: list[str],
+    late: Mapping[str, str],
+) -> tuple[Checkpoint, dict[str, Any]]:
+    """A round of these clients, some of whom will not reply, for the given reasons."""
+    config, algorithm, lr = context.config, context.algorithm, learning_rate(context.config, round_number)
     sent = {n: before.payloads[n] for n in names} if algorithm.has_clients else {}
     began = time.monotonic()
-    replies, failed = engine.train_clients(sent, context.job(round_number, lr))
+    in_time = {n: payload for n, payload in sent.items() if n not in late}
+    replies, failed = engine.train_clients(in_time, context.job(round_number, lr))
     server_began = time.monotonic()
     valid, rejected, implausible = _validated(context, replies, sent)
-    rejected |= failed
-    _enough(context, round_number, len(valid) + len(implausible), rejected)
+    rejected |= {**failed, **late}
+    too_few = bool(late) and len(valid) + len(implausible) < config.min_clients
+    if not too_few:
+        _enough(context, round_number, len(valid) + len(implausible), rejected)
     operators = ServerOperators(
         context, pool, round_number, lr, server_learning_rate(config, round_number), before.aggregated
     )
     rejected |= implausible
-    after = _after(operators, before, _arrived(context, names, valid, sent))
+    after = (
+        _kept(context, before, _too_few(len(valid) + len(implausible), config.min_clients))
+        if too_few
+        else _after(operators, before, _arrived(context, names, valid, sent))
+    )
     rejected |= after.round.rejected
     seconds = {name: metrics.seconds for name, (_, metrics) in sorted(replies.items())}
     spent = sum(seconds.values()), time.monotonic() - server_began
@@ -111,7 +147,7 @@ def play_round(
 
 @dataclass(frozen=True, eq=False)
 class _After:
-    """The outcome of a round: the server's state, the next models to send, and the model to evaluate.
+    """The outcome of a round: the server's state, the next models to send, and the model to evaluate, or those of all clusters.
 
     ``kept`` says why the round keeps the model before it, if it does.
     """
@@ -120,7 +156,7 @@ class _After:
     state: ServerState
     payloads: Mapping[str, bytes]
     aggregated: bytes | None
-    served: fx.GraphModule | None
+    served: tuple[fx.GraphModule, ...]
     kept: str | None = None
 
 
@@ -160,36 +196,22 @@ def _change(context: Context, name: str, arrived: Arrived) -> float:
 
 def _kept(context: Context, before: Checkpoint, why: str, rejected: Mapping[str, str] | None = None) -> _After:
     """The outcome of a round that changes nothing."""
-    model = None
-    if before.aggregated is not None:
-        model = full_precision(context, read_payload(before.aggregated, 32, context.task))
-    return _After(Round(None, rejected=rejected or {}), before.server_state, {}, before.aggregated, model, why)
+    models = models_of(before.server_state).values() if before.aggregated is None else (before.aggregated,)
+    served = tuple(full_precision(context.task, read_payload(model, 32, context.task)) for model in models)
+    return _After(Round(None, rejected=rejected or {}), before.server_state, {}, before.aggregated, served, why)
 
 
 def _server_round(operators: ServerOperators, state: ServerState, arrived: Arrived) -> _After:
     """The server's part: aggregate, then hand out; after the last round, the served model replaces the aggregate."""
-    context, round_number = operators.context, operators.round_number
+    context = operators.context
     assert isinstance(context, Context)
     server = configured_server(context.algorithm, context.config)
     state, found = server(state, arrived, operators)
     if found.aggregate is None:
-        return _After(found, state, found.payloads, None, None)
-    check_usable(found.aggregate, operators.before(), context.buffer(), context.task)
-    last = round_number + 1 == context.config.rounds
-    served = found.aggregate if found.served is None else found.served
-    w = served if last else found.aggregate
-    assert found.hand_out is not None, "an algorithm that returns an aggregate must also return hand_out"
-    payloads = found.hand_out(w)
-    model = full_precision(context, served)
-    aggregated = to_bytes(model if w is served else full_precision(context, w))
-    return _After(found, state, payloads, aggregated, model)
-
-
-def full_precision(context: Context, state: State) -> fx.GraphModule:
-    """The run's model without rounding, with this state."""
-    model = context.task.converted(32)
-    write_state(model, state)
-    return model
+        served = () if found.clusters is None else tuple(found.clusters.served.values())
+        return _After(found, state, found.payloads, None, served)
+    made = finished(found, operators)
+    return _After(found, state, made.payloads, made.aggregated, (made.served,))
 
 
 def _enough(context: Context, round_number: int, valid: int, rejected: Mapping[str, str]) -> None:
@@ -202,12 +224,17 @@ def _enough(context: Context, round_number: int, valid: int, rejected: Mapping[s
         )
 
 
-def _monitors(context: Context, served: fx.GraphModule | None, number: int) -> dict[str, Any]:
-    """KNN accuracy and label-free indicators, in the rounds configured for them, if there is an aggregated model."""
+def _monitors(context: Context, served: tuple[fx.GraphModule, ...], number: int) -> dict[str, Any]:
+    """KNN accuracy and label-free indicators, in the rounds configured for them, if there is an aggregated model.
+
+    Of several clusters: the mean accuracy, and the indicators of the model that is nearest to a collapse.
+    """
     every = context.config.evaluation.knn_every
-    if served is None or not every or number % every:
+    if not served or not every or number % every:
         return {"knn": None, "collapse": None}
-    return {"knn": knn_monitor(context, served), "collapse": collapse_monitor(context, served).to_json()}
+    knn = [found for model in served if (found := knn_monitor(context, model)) is not None]
+    signs = min((collapse_monitor(context, model) for model in served), key=lambda found: found.effective_rank)
+    return {"knn": sum(knn) / len(knn) if knn else None, "collapse": signs.to_json()}
 
 
 def _validated(
@@ -258,6 +285,8 @@ def _arrived(context: Context, names: list[str], valid: Replies, sent: Mapping[s
 def _line(number: int, lr: float, after: Round, replies: Replies) -> dict[str, Any]:
     """The figures of a round that come from training."""
     last = [m.losses[-1] for _, m in replies.values() if m.losses]
+    clusters = after.clusters
+    found = {} if clusters is None else {"clusters": dict(clusters.of), "cluster_distances": _lists(clusters.distances)}
     return {
         "round": number,
         "lr": lr,
@@ -268,7 +297,13 @@ def _line(number: int, lr: float, after: Round, replies: Replies) -> dict[str, A
         "server_step_size": after.step_size,
         "dequantize_loss": dict(after.losses),
         "weights": dict(after.weights),
+        **found,
     }
 
 
-__all__ = ["first_checkpoint", "full_precision", "learning_rate", "play_round", "sampled", "server_learning_rate"]
+def _lists(distances: Mapping[str, Mapping[int, float]]) -> dict[str, list[float]]:
+    """By client, in the order of the clusters."""
+    return {n: [of[c] for c in sorted(of)] for n, of in distances.items()}
+
+
+__all__ = ["first_checkpoint", "learning_rate", "play_round", "sampled", "server_learning_rate"]

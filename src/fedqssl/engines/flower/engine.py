@@ -40,7 +40,7 @@ class FlowerEngine:
 
     def __init__(self, context: Context, run: str, exchange: Exchange | None = None, tick: Tick = no_tick) -> None:
         self.run, self._exchange, self.tick = run, exchange, tick
-        self.deadline = context.config.deadline
+        self.deadline = context.config.deadline if context.config.clock is None else None  # that one is simulated
         self.class_names = context.train.class_names if context.task.supervised else None
         self.nodes: dict[str, int] = {}
         self.known: dict[str, Capabilities] = {}

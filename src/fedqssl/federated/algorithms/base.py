@@ -9,7 +9,7 @@ from typing import Literal
 from torch import fx
 
 from fedqssl.config import RunConfig
-from fedqssl.federated.algorithms.work import RoundWork, Work, averaging, with_checks
+from fedqssl.federated.algorithms.work import RoundWork, Work, averaging, with_checks, with_clusters
 from fedqssl.federated.client import Client, local_update
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.server.validate import Check, check_model
@@ -55,6 +55,21 @@ def capped(shares: Mapping[str, float], most: float) -> dict[str, float]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class ClusterRound:
+    """Clusters in a round.
+
+    Args:
+        of: the cluster of each client of the round.
+        distances: from the signatures of the clients that were looked at to the centre of every cluster.
+        served: the model to evaluate, by cluster.
+    """
+
+    of: Mapping[str, int]
+    distances: Mapping[str, Mapping[int, float]]
+    served: Mapping[int, fx.GraphModule]
+
+
 @dataclass(frozen=True)
 class Round:
     """The result of the server's part of a round.
@@ -74,6 +89,7 @@ class Round:
             (``aggregation.weights``); ``weights`` are then their means.
         step_size: of the server's optimiser, if it chose one.
         served: the state that is evaluated, and handed out after the last round, if it is not the aggregate (``server.ema``).
+        clusters: what was found out about clusters, if there are any (``clusters``).
     """
 
     aggregate: State | None
@@ -88,6 +104,7 @@ class Round:
     parts: Mapping[str, State] = field(default_factory=dict)
     step_size: float | None = None
     tensor_weights: Mapping[str, State] = field(default_factory=dict)
+    clusters: ClusterRound | None = None
 
 
 Server = Callable[[ServerState, Arrived, ServerOperators], tuple[ServerState, Round]]
@@ -152,8 +169,17 @@ class Algorithm:
         return read_payload(upload, bits, task) if self.check is check_model else None
 
     def round_work(self, config: RunConfig, participants: int) -> RoundWork:
-        """The work of a round with what ``aggregation.robust`` adds to the algorithm's: training or passes on the buffer."""
-        return with_checks(config, self.work(config, participants))
+        """The work of a round with what ``aggregation.robust`` and ``clusters`` add to the algorithm's."""
+        return with_clusters(config, with_checks(config, self.work(config, participants)))
 
 
-__all__ = ["Algorithm", "Arrived", "Round", "Server", "ServerOperators", "ServerState", "remembers_nothing"]
+__all__ = [
+    "Algorithm",
+    "Arrived",
+    "ClusterRound",
+    "Round",
+    "Server",
+    "ServerOperators",
+    "ServerState",
+    "remembers_nothing",
+]

@@ -97,6 +97,17 @@ def with_checks(config: RunConfig, work: RoundWork) -> RoundWork:
     return replace(work, passes=work.passes + 1) if robust == "embedding" else work
 
 
+def with_clusters(config: RunConfig, work: RoundWork) -> RoundWork:
+    """With the server's work once for every cluster; what is counted by client or by epoch for each of them stays the same."""
+    k = config.clusters
+    return replace(
+        work,
+        dequantize_steps=work.dequantize_steps * k,
+        buffer_steps=work.buffer_steps * k,
+        requantize_epochs=work.requantize_epochs * k,
+    )
+
+
 def without_clients(
     participants: int, requantize_epochs: int, union_epochs: int = 0, union_steps: int = 0
 ) -> RoundWork:
@@ -112,4 +123,13 @@ def without_clients(
     )
 
 
-__all__ = ["RoundWork", "ServerSteps", "Work", "averaging", "on_one_model", "with_checks", "without_clients"]
+__all__ = [
+    "RoundWork",
+    "ServerSteps",
+    "Work",
+    "averaging",
+    "on_one_model",
+    "with_checks",
+    "with_clusters",
+    "without_clients",
+]

@@ -2,7 +2,7 @@
 
 Other weights (``bits``, ``agreement``, ``mask``) or another aggregate (``median``, ``trimmed``, ``krum``, ``clip``, ``fltrust``),
 or fewer uploads (``embedding``), then a step (``momentum``, ``adam``, ``fedexp``), statistics of batch norm (``measured``),
-an average over rounds (``ema``); ``configured`` puts them together.
+an average over rounds (``ema``), all of that for every cluster of clients (``clusters``); ``configured`` puts them together.
 """
 
 from fedqssl.federated.optimizers.configured import configured_server

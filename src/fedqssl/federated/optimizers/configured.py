@@ -10,6 +10,7 @@ from fedqssl.federated.optimizers.adam import with_adam
 from fedqssl.federated.optimizers.agreement import with_weights_by_agreement
 from fedqssl.federated.optimizers.bits import with_weights_by_bits
 from fedqssl.federated.optimizers.clip import with_clip
+from fedqssl.federated.optimizers.clusters import check_clusters, with_clusters
 from fedqssl.federated.optimizers.ema import with_ema
 from fedqssl.federated.optimizers.embedding import with_embedding_check
 from fedqssl.federated.optimizers.fedexp import with_fedexp
@@ -37,7 +38,7 @@ def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
 
     ``aggregation.weights`` averages once more (or ``aggregation.robust`` does something else), ``server.optimizer`` steps
     from the model before the round towards the result, the algorithm refines it, ``aggregation.batch_norm``
-    measures its statistics, ``server.ema`` averages over rounds.
+    measures its statistics, ``server.ema`` averages over rounds, and ``clusters`` does all this once for every cluster.
 
     Raises:
         ConfigError: the algorithm aggregates nothing that could be stepped or averaged.
@@ -61,7 +62,11 @@ def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
                 f"{algorithm.name} has no aggregated model, so aggregation.batch_norm must stay 'average'"
             )
         server = with_measured_statistics(server)
-    return with_ema(server, settings.ema) if settings.ema else server
+    server = with_ema(server, settings.ema) if settings.ema else server
+    if config.clusters == 1:
+        return server
+    check_clusters(algorithm, config)
+    return with_clusters(server, algorithm, config)
 
 
 def _weighted(algorithm: Algorithm, config: RunConfig) -> Server:

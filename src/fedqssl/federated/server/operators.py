@@ -107,6 +107,11 @@ class ServerOperators:
     server_lr: float
     aggregated: bytes | None
 
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the run's last round."""
+        return self.round_number + 1 == self.context.config.rounds
+
     def before(self) -> State:
         """The aggregated state that the round began with."""
         if self.aggregated is None:
