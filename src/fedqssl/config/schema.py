@@ -21,6 +21,7 @@ from fedqssl.config.sections import (
     MaybePath,
     MaybePositive,
     Positive,
+    PrivacyConfig,
     Section,
     ServerConfig,
     SslConfig,
@@ -171,6 +172,7 @@ class RunConfig(Section):
     lowbit: LowBitConfig = LowBitConfig()
     fedprox: FedProxConfig = FedProxConfig()
     distill: DistillConfig = DistillConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     views: ViewsConfig = ViewsConfig()
     features: Literal["pooled", "grid2", "stages", "pyramid"] = "pooled"
