@@ -23,14 +23,15 @@ runner = CliRunner()
 def test_every_method_under_every_attack_differs_in_that_alone():
     plan = Plan(SMALL, {})
     cells = plan.cells(ATTACK_TABLE, [0])
-    assert len(cells) == len({c.name for c in cells}) == 9 * len(ATTACKS) == 99
+    assert len(cells) == len({c.name for c in cells}) == 9 * len(ATTACKS) == 108
     one, two = (
         next(c.config for c in cells if c.name == f"attacks-fed_simclr-{a}-seed0") for a in ("none", "sign_flip")
     )
     assert one.model_copy(update={"engine": two.engine}) == two and two.engine == "attack-sign_flip"
     assert one.fraction == 1 and one.clients == 10 and len(set(one.bits)) == 4
     trusted = next(c.config for c in cells if c.name == "attacks-fltrust-none-seed0")
-    assert trusted.algorithm == "fed_simclr" and trusted.aggregation.robust == "fltrust"
+    assert trusted.algorithm == "fed_qssl_plus" and trusted.aggregation.robust == "fltrust"
+    assert (trusted.aggregation.batch_norm, one.aggregation.batch_norm) == ("buffer", "average")
 
 
 def test_requests():
