@@ -15,7 +15,7 @@ KEYS = """data data_dir on_bad devices clients bits partition beta classes_per_c
 batch_size lr lr_schedule fraction min_clients buffer_ratio model width objective algorithm seed threads workers engine track
 device workers_per_gpu client_gpus
 client_cpus deadline local_steps server.steps distill.temperature image_size image_contrast evaluation.holdout group
-buffer buffer_images buffer_draw
+buffer buffer_images buffer_draw privacy.client_epsilon privacy.delta privacy.clip
 ssl.temperature ssl.momentum
 server.dequantize_epochs server.requantize_epochs server.requantize_start server.lr server.threads
 server.optimizer server.momentum server.optimizer_lr
