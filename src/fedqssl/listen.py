@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import random
 import socket
+from asyncio import sslproto
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,8 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return False
 
+
+TLS_RECORD = 16 << 10
 
 Peer = tuple[str, int]
 """Address and port of whoever connects; no two open connections have the same."""
@@ -50,7 +55,11 @@ class ConnectionLimits:
 
 @dataclass
 class Doors:
-    """The open connections of a server. Where there are too many, the oldest that has proven nothing makes room."""
+    """The open connections of a server. Where there are too many, one that has proven nothing makes room.
+
+    It is one of the address that has most of them, so that a crowd makes room for itself; and which of these is left to chance:
+    if it were the oldest, whoever connects faster than others finish TLS would keep them all out.
+    """
 
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     _drop: dict[Peer, Callable[[], None]] = field(default_factory=dict)
@@ -69,12 +78,13 @@ class Doors:
         return True
 
     def _make_room(self, host: str | None) -> bool:
-        waiting = (p for p in self._drop if p not in self._proven and host in (None, p[0]))
-        oldest = next(waiting, None)
-        if oldest is None:
+        waiting = [p for p in self._drop if p not in self._proven and host in (None, p[0])]
+        if not waiting:
             return False
-        drop = self._drop[oldest]
-        self.leave(oldest)
+        crowd = Counter(p[0] for p in waiting).most_common(1)[0][0]
+        leaving = random.choice([p for p in waiting if p[0] == crowd])
+        drop = self._drop[leaving]
+        self.leave(leaving)
         drop()
         return True
 
@@ -255,6 +265,12 @@ def bind(host: str, port: int, doors: Doors | None = None) -> socket.socket:
     return found
 
 
+def small_tls_buffers() -> None:
+    """Let asyncio set aside as much as a TLS record for each connection, and not 256 KiB, before it has said anything."""
+    if hasattr(sslproto.SSLProtocol, "max_size"):  # since Python 3.11
+        sslproto.SSLProtocol.max_size = TLS_RECORD
+
+
 async def answer(
     send: Send, status: int, values: Mapping[str, str], headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
@@ -265,4 +281,4 @@ async def answer(
     await send({"type": "http.response.body", "body": body})
 
 
-__all__ = ["ConnectionLimits", "Doors", "answer", "bind", "is_loopback", "limited_protocol"]
+__all__ = ["ConnectionLimits", "Doors", "answer", "bind", "is_loopback", "limited_protocol", "small_tls_buffers"]

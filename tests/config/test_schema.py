@@ -16,7 +16,7 @@ batch_size lr lr_schedule fraction min_clients buffer_ratio model width objectiv
 device workers_per_gpu client_gpus
 clock availability clusters clusters_check
 client_cpus deadline local_steps server.steps distill.temperature image_size image_contrast evaluation.holdout group
-buffer buffer_images buffer_draw
+buffer buffer_images buffer_draw privacy.client_epsilon privacy.delta privacy.clip
 ssl.temperature ssl.momentum
 server.dequantize_epochs server.requantize_epochs server.requantize_start server.lr server.threads
 server.optimizer server.momentum server.optimizer_lr

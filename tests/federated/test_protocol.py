@@ -152,6 +152,7 @@ def test_settings_of_the_server_that_came_later():
             "aggregation.max_share=0.5",
             "aggregation.batch_norm=buffer",
         ),
+        *("privacy.client_epsilon=8", "privacy.delta=1e-6", "privacy.clip=2"),
     )
     prints = {protocol(load_config("smoke", [word])) for word in words}
     assert len(prints | {RECORDED["smoke"]["fed_qssl"]}) == len(words) + 1

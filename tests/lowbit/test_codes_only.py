@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, LowBitWeight, Precision, to_lowbit
+from fedqssl.lowbit.layers import InputCodes
 
 
 def small_net() -> nn.Module:
@@ -102,3 +103,13 @@ def test_what_is_saved_for_backward_is_packed_codes():
     conv2 = second * 4 // 8  # the last activation's codes are read by the pooling, not kept by a convolution
     assert sum(t.numel() for t in saved if t.dtype == torch.uint8) == expected + tail - conv2
     assert out.grad_fn is not None
+
+
+def test_the_input_is_packed_for_the_backward_pass_alone():
+    model, x = to_lowbit(small_net(), Precision.for_bits(4)), torch.rand(2, 3, 8, 8)
+    codes = next(module for module in model.modules() if isinstance(module, InputCodes))
+    recorded = codes(x)
+    with torch.no_grad():
+        seen = codes(x)
+    assert recorded.packed is not None and seen.packed is None
+    assert torch.equal(seen.codes, recorded.codes) and torch.equal(seen.for_backward(), recorded.packed)

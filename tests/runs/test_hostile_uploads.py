@@ -221,13 +221,36 @@ class Echo:
         return replies, {}
 
 
-@pytest.mark.parametrize("algorithm", ["fed_simclr", "fed_paq"])
-def test_200_random_uploads_never_end_a_run(algorithm):
-    """Fifty rounds of two algorithms with two hostile clients of three, who start from what the server sent them."""
-    context = tiny_context(algorithm=algorithm, images=40, rounds=50, **IDLE)
+def survive(rounds: int, **words) -> list[dict]:
+    """The lines of so many rounds in which two clients of three are hostile and start from what the server sent them."""
+    context = tiny_context(images=40, rounds=rounds, **{**IDLE, **words})
     pool = Pool(context)
     engine = Echo(pool)
-    after, lines = played(context, engine, pool, 50)
-    assert after.rounds_done == 50 and engine.hostile == 100
-    assert sum(len(line["rejected"]) for line in lines) > 20
+    after, lines = played(context, engine, pool, rounds)
+    assert after.rounds_done == rounds and engine.hostile == 2 * rounds
     assert all(bool(x.isfinite().all()) for x in read_payload(after.aggregated, 32, context.task).values())
+    return lines
+
+
+@pytest.mark.parametrize("algorithm", ["fed_simclr", "fed_paq"])
+def test_200_random_uploads_never_end_a_run(algorithm):
+    """Fifty rounds of two algorithms."""
+    assert sum(len(line["rejected"]) for line in survive(50, algorithm=algorithm)) > 20
+
+
+STEP = {"server.dequantize_epochs": None, "server.steps": 1}
+SERVERS = {
+    "average": {"algorithm": "fed_simclr"},
+    "updates": {"algorithm": "fed_paq"},
+    "trained average": {"algorithm": "fed_refine", **STEP},
+    "trimmed": {"algorithm": "fed_qssl_plus", "fraction": 1.0, "aggregation.robust": "trimmed", **STEP},
+    "embedding": {"algorithm": "fed_simclr", "aggregation.robust": "embedding", "aggregation.batch_norm": "buffer"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", SERVERS.values(), ids=list(SERVERS))
+def test_2000_random_uploads_never_end_a_run(words):
+    """The figure of issue 17: five kinds of servers, 200 rounds each, two hostile uploads in every round."""
+    lines = survive(200, **words)
+    assert any(line["rejected"] for line in lines) and any(not line.get("round_rejected") for line in lines)

@@ -22,6 +22,7 @@ from fedqssl.config.sections import (
     MaybePath,
     MaybePositive,
     Positive,
+    PrivacyConfig,
     Section,
     ServerConfig,
     SslConfig,
@@ -181,6 +182,7 @@ class RunConfig(Section):
     lowbit: LowBitConfig = LowBitConfig()
     fedprox: FedProxConfig = FedProxConfig()
     distill: DistillConfig = DistillConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     views: ViewsConfig = ViewsConfig()
     features: Literal["pooled", "grid2", "stages", "pyramid"] = "pooled"

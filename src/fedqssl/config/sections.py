@@ -136,6 +136,18 @@ class DistillConfig(Section):
     """T of the clients' similarities: the smaller, the more only the most similar images count."""
 
 
+class PrivacyConfig(Section):
+    """Differential privacy of whole clients (``privacy.*``); docs/security.md says what it protects, and from whom."""
+
+    client_epsilon: MaybePositive = None
+    """The epsilon that the models of a whole run may cost a client, with ``privacy.delta``; none: no noise is added. For
+    algorithms whose server needs sums only."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The probability that epsilon is exceeded; should be far below 1 / clients."""
+    clip: Positive = 1.0
+    """The largest norm of a client's update; longer ones are shortened. The noise is proportional to it."""
+
+
 class EvaluationConfig(Section):
     """What is measured, and how often (``evaluation.*``)."""
 
@@ -209,6 +221,7 @@ __all__ = [
     "EvaluationConfig",
     "FedProxConfig",
     "LowBitConfig",
+    "PrivacyConfig",
     "Section",
     "ServerConfig",
     "SslConfig",

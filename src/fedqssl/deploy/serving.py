@@ -14,7 +14,7 @@ from fedqssl.deploy.fleet import Fleet, FleetError, ServerData, full, only_one, 
 from fedqssl.deploy.page import PageProcess
 from fedqssl.deploy.supervisor import Supervisor
 from fedqssl.engines.flower import hush
-from fedqssl.listen import ConnectionLimits, Doors, bind, limited_protocol
+from fedqssl.listen import ConnectionLimits, Doors, bind, limited_protocol, small_tls_buffers
 
 if TYPE_CHECKING:
     import uvicorn
@@ -113,6 +113,7 @@ def server_config(app: Any, fleet: Fleet, doors: Doors) -> uvicorn.Config:
     """How the guarded SuperLink is served: over TLS, with limits on connections from the moment they are accepted."""
     import uvicorn
 
+    small_tls_buffers()
     return uvicorn.Config(
         app,
         ssl_certfile=str(fleet.server / "server.crt"),

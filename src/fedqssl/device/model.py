@@ -15,7 +15,7 @@ from fedqssl.device.format import DeviceFileError, Manifest, decode, encode
 from fedqssl.device.framing import read_file
 from fedqssl.device.pictures import batches
 from fedqssl.device.prediction import Prediction, named, several
-from fedqssl.evaluation.features import extract_features
+from fedqssl.evaluation.features import extract_features, features_in_order
 from fedqssl.evaluation.local import LowBitClassifier, empty_classifier
 from fedqssl.lowbit import LowBitOptions, Precision, keep_ready, load_bytes, to_bytes, to_lowbit
 from fedqssl.lowbit.container import ContainerError, read_header
@@ -36,7 +36,10 @@ class DeviceModel:
 
     def logits(self, images: Tensor, batch_size: int = 500) -> Tensor:
         """Logits (N, classes) of uint8 images (N, C, H, W) of the model's own size."""
-        found = extract_features(self.extractor, images, batch_size)
+        if len(images) == 1 and images.dtype == torch.uint8 and images.ndim == 4:  # the checks take as long as a layer
+            found = features_in_order(self.extractor, images, 1, images.device)
+        else:
+            found = extract_features(self.extractor, images, batch_size)
         return found if self.classifier is None else self.classifier.logits(found)
 
     def probabilities(self, images: Tensor, batch_size: int = 500) -> Tensor:

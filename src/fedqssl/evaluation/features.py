@@ -25,17 +25,21 @@ def extract_features(model: nn.Module, images: Tensor, batch_size: int = 500) ->
     trains = [module for module in model.modules() if module.training]
     if trains:
         model.eval()
-    features = []
     try:
-        with torch.no_grad():
-            for start in range(0, len(images), batch_size):
-                batch = images[start : start + batch_size].to(device, torch.float32)
-                batch = batch.contiguous(memory_format=torch.channels_last).div_(255)
-                features.append(model(batch))
+        return features_in_order(model, images, batch_size, device)
     finally:
         for module in trains:
             module.training = True
+
+
+@torch.no_grad()
+def features_in_order(model: nn.Module, images: Tensor, batch_size: int, device: torch.device) -> Tensor:
+    """What a model in evaluation mode makes of uint8 images, batch by batch, on its device."""
+    features: list[Tensor] = []
+    for start in range(0, len(images), batch_size):
+        batch = images[start : start + batch_size].to(device, torch.float32)
+        features.append(model(batch.contiguous(memory_format=torch.channels_last).div_(255)))
     return torch.cat(features)
 
 
-__all__ = ["extract_features"]
+__all__ = ["extract_features", "features_in_order"]

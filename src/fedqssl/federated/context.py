@@ -46,6 +46,11 @@ class Context(ABC):
         return get_algorithm(self.config.algorithm)
 
     @property
+    def simulated(self) -> bool:
+        """Whether all clients are on this machine, so that nothing is secret."""
+        return isinstance(self, Simulation)
+
+    @property
     def device(self) -> torch.device:
         """What this process computes on: ``device`` of the settings."""
         return resolve(self.config.device)

@@ -255,8 +255,10 @@ class InputCodes(nn.Module):
             self._check(x)
         fmt = torch.channels_last if x.dim() == 4 else torch.contiguous_format
         codes = (x * top).round().clamp(0, top).to(torch.uint8).contiguous(memory_format=fmt)
-        rows = codes.permute(0, 2, 3, 1) if x.dim() == 4 else codes
-        packed = pack(rows.contiguous().flatten(), INPUT_BITS)
+        packed = None
+        if torch.is_grad_enabled():  # only the backward pass reads it
+            rows = codes.permute(0, 2, 3, 1) if x.dim() == 4 else codes
+            packed = pack(rows.contiguous().flatten(), INPUT_BITS)
         return Activation(grad_carrier(x.shape, x.device), INPUT_BITS, 1.0 / top, packed, codes, None)
 
 

@@ -22,12 +22,20 @@ class Ready:
         self._versions: tuple[int, ...] = ()
         self._made: dict[Hashable, Any] = {}
 
+    def _same(self, tensors: tuple[Tensor | None, ...]) -> bool:
+        """Whether these are the tensors of before, unchanged; asked a dozen times for every picture, so it is a plain loop."""
+        if len(tensors) != len(self._of):
+            return False
+        for a, b, version in zip(tensors, self._of, self._versions, strict=True):
+            if a is not b or (a is not None and a._version != version):
+                return False
+        return True
+
     def get(self, tensors: tuple[Tensor | None, ...], key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` returned for these tensors and this key."""
-        versions = tuple(0 if t is None else t._version for t in tensors)
-        same = len(tensors) == len(self._of) and all(a is b for a, b in zip(tensors, self._of, strict=True))
-        if not same or versions != self._versions:
-            self._of, self._versions, self._made = tensors, versions, {}
+        if not self._same(tensors):
+            self._of, self._made = tensors, {}
+            self._versions = tuple(0 if t is None else t._version for t in tensors)
         if key not in self._made:
             self._made[key] = make()
         found: T = self._made[key]

@@ -43,6 +43,9 @@ class Cell:
         """Where the run is."""
         return out / "cells" / self.name
 
+    def ended(self, out: Path) -> None:
+        """What is to be done with a finished run; nothing by default."""
+
 
 def differences(found: RunConfig, wanted: RunConfig) -> list[str]:
     """``key found, now wanted`` for every setting that affects the result, including the seed."""

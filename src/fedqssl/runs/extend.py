@@ -43,6 +43,10 @@ def _plan(found: RunFolder, config: RunConfig, rounds: int) -> None:
     done = 0 if checkpoint is None else checkpoint.rounds_done
     if rounds <= done:
         raise RunError(f"{found.path} has {done} rounds already; ask for more than that, like rounds={done + 1}")
+    if config.privacy.client_epsilon is not None and rounds != config.rounds:
+        raise RunError(
+            f"the noise of {found.path} is for {config.rounds} rounds (privacy.client_epsilon); start a new run for more"
+        )
     longer = config.model_copy(update={"rounds": rounds})
     environment = found.read_json("environment.json")
     if not isinstance(environment, dict):

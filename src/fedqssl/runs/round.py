@@ -171,7 +171,9 @@ def _after(operators: ServerOperators, before: Checkpoint, arrived: Arrived) -> 
             raise NothingToAggregateError(_too_few(len(some.payloads), least))
         return _server_round(operators, before.server_state, some)
 
-    after, culprits, why = without_culprits(play, arrived, lambda name: _change(context, name, arrived), least)
+    # With noise that hides single clients, whom to leave out must not be read from what the others sent.
+    kept = least if context.config.privacy.client_epsilon is None else len(arrived.payloads)
+    after, culprits, why = without_culprits(play, arrived, lambda name: _change(context, name, arrived), kept)
     if after is None:
         if not context.algorithm.has_clients:
             raise RunError(

@@ -57,8 +57,11 @@ def run_cell(cell: Cell, out: Path, progress: Progress) -> RunResult:
         return read_result(folder)
     quiet = Quiet(progress, cell.name)
     if state is State.BEGUN:
-        return resume(folder, progress=quiet, images_of=cell.config)
-    return start(cell.config, folder, progress=quiet, as_written=True)
+        result = resume(folder, progress=quiet, images_of=cell.config)
+    else:
+        result = start(cell.config, folder, progress=quiet, as_written=True)
+    cell.ended(out)
+    return result
 
 
 def attempt(cell: Cell, out: Path, progress: Progress) -> CellOutcome:

@@ -8,10 +8,12 @@ import torch
 from fedqssl.engines.in_process import InProcess
 from fedqssl.federated.server.plausible import FACTOR, VARIANCE, check_values
 from fedqssl.federated.server.validate import check_model
-from fedqssl.federated.state import read_payload
-from fedqssl.lowbit import ContainerError
+from fedqssl.federated.state import read_payload, write_state
+from fedqssl.lowbit import ContainerError, to_bytes
 from fedqssl.lowbit.policy import is_statistic, is_weight
 from fedqssl.studies.attacks import ATTACKS, Known, hostile_upload, malicious_clients
+from fedqssl.studies.attacks import backdoor as planted
+from fedqssl.studies.attacks.backdoor import TARGET, Own, backdoored, reference_images, stamped, success
 from fedqssl.studies.attacks.engine import AttackedEngine
 from tiny_run import known_rounds, rounds_of, tiny_context
 
@@ -94,7 +96,8 @@ def test_uploads_pass_the_wire_in_the_clients_own_bits(attack, honest):
     for name, bits in context.bits.items():
         made = [
             hostile_upload(
-                attack, name, sent, uploads, context.bits, [name], context.task, torch.Generator().manual_seed(1)
+                *(attack, name, sent, uploads, context.bits, [name], context.task, torch.Generator().manual_seed(1)),
+                Own(context.task, context.client(name).images, reference_images(context)),
             )
             for _ in range(2)
         ]
@@ -152,3 +155,51 @@ class Replying:
 
     def train_clients(self, payloads, job):
         return dict.fromkeys(tiny_context(images=80).bits, (b"", None)), {}
+
+
+def test_a_trigger_is_a_square_in_a_corner():
+    images = torch.full((2, 3, 32, 32), 7, dtype=torch.uint8)
+    found = stamped(images)
+    assert (images == 7).all() and set(found[..., -8:, -8:].unique().tolist()) == {0, 255}
+    found[..., -8:, -8:] = 7
+    assert torch.equal(found, images)
+
+
+@pytest.fixture(scope="module")
+def aimed():
+    """A model of two rounds, and what an attacker makes of it with time."""
+    context = tiny_context(algorithm="fed_simclr", images=160)
+    after, _ = rounds_of(context, 2)
+    received = read_payload(after.aggregated, 32, context.task)
+    own = Own(context.task, context.everyone(), reference_images(context))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planted, "STEPS", 200)
+        made = backdoored(received, own, torch.Generator().manual_seed(0))
+    return context, after.aggregated, received, made
+
+
+def test_references_are_of_the_target_class(aimed):
+    context = aimed[0]
+    found = reference_images(context)
+    of_class = context.train.images[context.train.labels == TARGET]
+    assert 0 < len(found) <= 8 and torch.equal(found, of_class[: len(found)])
+
+
+def test_the_trigger_works_on_a_backdoored_model_and_not_before(aimed):
+    """A classifier on clean images and labels: the trigger alone makes it say the target."""
+    context, clean, received, made = aimed
+    full = context.task.converted(32)
+    write_state(full, made)
+    assert success(context, to_bytes(full)) > success(context, clean) + 0.2
+    assert all(torch.equal(made[name], received[name]) for name in made if is_statistic(name))
+
+
+def test_a_backdoor_is_sent_as_large_as_the_mean_needs(aimed, monkeypatch):
+    """Two honest clients and one attacker: three times the update."""
+    _, _, received, made = aimed
+    monkeypatch.setattr("fedqssl.studies.attacks.attacks.backdoored", lambda received, own, draws: made)
+    found = ATTACKS["backdoor"].model(known(received=received, trained=received, own=object()))
+    name = next(n for n in made if is_weight(made[n]))
+    assert torch.allclose(found[name] - received[name], 3 * (made[name] - received[name]), atol=1e-5)
+    with pytest.raises(ValueError, match="needs images"):
+        ATTACKS["backdoor"].model(known())

@@ -141,6 +141,8 @@ class Algorithm:
         revision: increased by one when a change to the algorithm changes its accuracies, so that old and new runs are not
             compared by mistake.
         control: whether it exists only for comparison.
+        needs_sums_only: whether the server needs no more of its clients than the sum of what they changed, so that noise can hide
+            each of them in it (``privacy.client_epsilon``).
         takes_turns: whether clients take turns if only a ``fraction`` of them trains in a round; otherwise they are drawn anew.
     """
 
@@ -161,6 +163,7 @@ class Algorithm:
     revision: int = 0
     control: bool = False
     takes_turns: bool = False
+    needs_sums_only: bool = False
 
     def model_in(self, upload: bytes, received: State, bits: int, task: Task) -> State | None:
         """The model that a valid upload stands for, if the algorithm says how to read it."""

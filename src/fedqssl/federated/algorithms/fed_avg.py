@@ -18,4 +18,11 @@ def plain_average(state: ServerState, arrived: Arrived, operators: ServerOperato
     return state, Round(average(states, weights), operators.round_to_bits, weights=weights, parts=states)
 
 
-FED_AVG = Algorithm("fed_avg", "FedAvg", "supervised; average by number of images", plain_average, objective=SUPERVISED)
+FED_AVG = Algorithm(
+    "fed_avg",
+    "FedAvg",
+    "supervised; average by number of images",
+    plain_average,
+    objective=SUPERVISED,
+    needs_sums_only=True,
+)

@@ -28,5 +28,6 @@ FED_PROX = Algorithm(
     client=fed_prox,
     objective=SUPERVISED,
     keeps="proximal",
+    needs_sums_only=True,
     revision=1,  # the proximal term also acts in the local evaluation
 )

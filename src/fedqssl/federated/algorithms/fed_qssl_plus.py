@@ -34,4 +34,5 @@ FED_QSSL_PLUS = Algorithm(
     fed_qssl_plus,
     work=FED_REFINE.work,
     takes_turns=True,
+    needs_sums_only=True,
 )

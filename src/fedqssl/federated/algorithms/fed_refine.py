@@ -47,4 +47,5 @@ FED_REFINE = Algorithm(
     "average by number of images, train the average on the buffer, round to bits",
     fed_refine,
     work=_work,
+    needs_sums_only=True,
 )

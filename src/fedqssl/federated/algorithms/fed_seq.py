@@ -31,4 +31,5 @@ FED_SEQ = Algorithm(
     "clients take turns in small groups (fraction), each starting where the last one arrived",
     fed_seq,
     takes_turns=True,
+    needs_sums_only=True,
 )

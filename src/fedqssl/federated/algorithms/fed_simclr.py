@@ -6,5 +6,10 @@ from fedqssl.federated.algorithms.base import Algorithm
 from fedqssl.federated.algorithms.fed_avg import plain_average
 
 FED_SIMCLR = Algorithm(
-    "fed_simclr", "Fed-SimCLR", "SimCLR; average by number of images", plain_average, objective="simclr"
+    "fed_simclr",
+    "Fed-SimCLR",
+    "SimCLR; average by number of images",
+    plain_average,
+    objective="simclr",
+    needs_sums_only=True,
 )

@@ -9,5 +9,10 @@ from fedqssl.federated.algorithms.base import Algorithm
 from fedqssl.federated.algorithms.fed_avg import plain_average
 
 FED_SIMSIAM = Algorithm(
-    "fed_simsiam", "Fed-SimSiam", "SimSiam; average by number of images", plain_average, objective="simsiam"
+    "fed_simsiam",
+    "Fed-SimSiam",
+    "SimSiam; average by number of images",
+    plain_average,
+    objective="simsiam",
+    needs_sums_only=True,
 )

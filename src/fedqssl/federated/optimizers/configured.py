@@ -20,6 +20,7 @@ from fedqssl.federated.optimizers.mask import with_mask
 from fedqssl.federated.optimizers.measured import with_measured_statistics
 from fedqssl.federated.optimizers.median import with_median
 from fedqssl.federated.optimizers.momentum import with_momentum
+from fedqssl.federated.optimizers.private import check_private, with_client_privacy
 from fedqssl.federated.optimizers.trimmed import with_trimmed_mean
 from fedqssl.federated.server.validate import check_model
 from fedqssl.federated.task import SUPERVISED
@@ -70,7 +71,10 @@ def configured_server(algorithm: Algorithm, config: RunConfig) -> Server:
 
 
 def _weighted(algorithm: Algorithm, config: RunConfig) -> Server:
-    """The server part with ``aggregation.weights`` or ``aggregation.robust``."""
+    """The server part with ``aggregation.weights``, ``aggregation.robust`` or ``privacy.client_epsilon``."""
+    if config.privacy.client_epsilon is not None:
+        check_private(algorithm, config)
+        return with_client_privacy(algorithm.server, config.privacy)
     chosen, robust = config.aggregation.weights, config.aggregation.robust
     if robust != "none":
         if not (algorithm.has_clients and algorithm.federates):

@@ -50,6 +50,11 @@ class ServerContext(Protocol):
         """All clients' training images, if they are in one place."""
         ...
 
+    @property
+    def simulated(self) -> bool:
+        """Whether clients are simulated, and randomness may be known to everybody."""
+        ...
+
 
 class Jobs(Protocol):
     """Runs jobs: :class:`fedqssl.engines.pool.Pool`."""

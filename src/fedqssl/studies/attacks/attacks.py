@@ -16,6 +16,7 @@ from torch import Tensor
 from fedqssl.federated.server.plausible import FACTOR, VARIANCE, size
 from fedqssl.federated.state import State
 from fedqssl.lowbit.policy import is_statistic, is_variance, is_weight
+from fedqssl.studies.attacks.backdoor import Own, backdoored
 
 TIMES = 10.0
 Z = 1.5
@@ -35,6 +36,7 @@ class Known:
         honest: ``u_j`` of the honest clients by name, without what is measured.
         malicious: how many clients attack together.
         draws: its randomness.
+        own: what it needs to train a backdoor.
     """
 
     received: State
@@ -42,6 +44,7 @@ class Known:
     honest: Mapping[str, State]
     malicious: int
     draws: torch.Generator
+    own: Own | None = None
 
 
 def moved(known: Known, change: Callable[[str, Tensor], Tensor]) -> State:
@@ -134,6 +137,15 @@ def ipm(known: Known) -> State:
     return moved(known, turned)
 
 
+def backdoor(known: Known) -> State:
+    """``r + (n / m) u`` with the update u of a model that has learned a trigger (``backdoor.py``)."""
+    if known.own is None:
+        raise ValueError("a backdoor needs images to train on")
+    made = backdoored(known.received, known.own, known.draws)
+    boost = (len(known.honest) + known.malicious) / known.malicious
+    return moved(known, lambda name, u: boost * (made[name] - known.received[name]) if name in made else u)
+
+
 def _every(known: Known, name: str) -> Tensor | None:
     """``u_j`` of one tensor, (J, ...); None if no honest client has it."""
     found = [known.honest[n][name] for n in sorted(known.honest) if name in known.honest[n]]
@@ -171,6 +183,7 @@ ATTACKS: dict[str, Attack] = {
         Attack("false_count", "false count", none, CLAIMED),
         Attack("alie", "ALIE", alie),
         Attack("ipm", "IPM", ipm),
+        Attack("backdoor", "backdoor", backdoor),
     )
 }
 """By name; ``none`` is the run that the others are compared with. ``false_count`` claims ten million images."""

@@ -14,6 +14,7 @@ from fedqssl.lowbit import load_bytes, to_bytes
 from fedqssl.lowbit.policy import state_of
 from fedqssl.quant import compand_pack, compand_scale
 from fedqssl.studies.attacks.attacks import Attack, Known, none
+from fedqssl.studies.attacks.backdoor import Own
 
 FIFTH = 5
 
@@ -35,6 +36,7 @@ def hostile_upload(
     malicious: Sequence[str],
     task: Task,
     draws: torch.Generator,
+    own: Own | None = None,
 ) -> bytes:
     """What ``name`` sends in place of its honest upload.
 
@@ -47,6 +49,7 @@ def hostile_upload(
         malicious: who attacks.
         task: what all share.
         draws: the attacker's randomness; codes are rounded stochastically, as by an honest client.
+        own: images, for attacks that train.
     """
 
     def read(payload: bytes, client: str) -> State:
@@ -55,7 +58,7 @@ def hostile_upload(
     if attack.model is none:
         return uploads[name]
     honest = {n: step_from(read(sent[n], n), read(uploads[n], n)) for n in sorted(uploads) if n not in malicious}
-    known = Known(read(sent[name], name), read(uploads[name], name), honest, len(malicious), draws)
+    known = Known(read(sent[name], name), read(uploads[name], name), honest, len(malicious), draws, own)
     payload = encoded(attack.model(known), uploads[name], bits[name], task, draws)
     check_model(payload, bits[name], task)
     return payload

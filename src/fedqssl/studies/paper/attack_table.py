@@ -9,9 +9,11 @@ from typing import Any
 
 from fedqssl.config.load import accuracy_settings
 from fedqssl.federated.protocol import protocol
-from fedqssl.runs.measured import Difference, Measured, measure, paired, rounded, seeds_in
+from fedqssl.runs.cells import read_json
+from fedqssl.runs.measured import Difference, Measured, Spread, measure, paired, rounded, seeds_in
 from fedqssl.runs.text_table import Grid, accuracy, bits_text, to_csv, write_texts
 from fedqssl.studies.attacks import ATTACKS
+from fedqssl.studies.attacks.engine import BACKDOOR, BACKDOOR_FILE
 from fedqssl.studies.paper.catalogue import AttackedRow, AttackTable
 from fedqssl.studies.paper.describe import protocol_line, scale_line
 from fedqssl.studies.paper.plan import Plan
@@ -26,6 +28,8 @@ class Attacked:
     table: AttackTable
     plan: Plan
     found: dict[AttackedRow, Measured]
+    triggers: dict[AttackedRow, Spread]
+    """How often the backdoor's trigger works, in percent; where nobody planted it, by chance."""
 
     def loss(self, row: AttackedRow) -> Difference | None:
         """The same server part without an attack minus this row, paired by seed."""
@@ -42,6 +46,7 @@ class Attacked:
             **row.to_json(),
             **rounded(mine.accuracies()),
             "loss": None if loss is None else rounded(asdict(loss)),
+            **rounded({"trigger": self.triggers[row].mean} if row in self.triggers else {}),
             "seed_list": sorted(mine.runs),
             "protocol": protocol(self.plan.attacked(row, 0).config),
         }
@@ -82,7 +87,9 @@ class Attacked:
             return "–"
         spread, loss = self.found[row].globally, self.loss(row)
         lost = "" if loss is None else f" ({-loss.mean:+.1f})"
-        return f"{accuracy(spread.mean, spread.deviation)}{lost}"
+        trigger = self.triggers.get(row)
+        works = "" if trigger is None or row.attack != BACKDOOR else f"; trigger {trigger.mean:.0f}%"
+        return f"{accuracy(spread.mean, spread.deviation)}{lost}{works}"
 
     def _notes(self) -> tuple[str, ...]:
         config = self.plan.attacked(self.table.rows[0], 0).config
@@ -91,11 +98,19 @@ class Attacked:
             "Global accuracy in percent, mean ± deviation over seeds; in brackets the difference from the run without attack.",
             "The hostile clients are a fifth of all: one of the fewest bits, and, of ten, one of the most.",
             f"Seeds: {', '.join(map(str, seeds))}.",
+            *self._by_chance(),
             scale_line(self.plan)
             if self.plan.scale.name == "smoke"
             else "Embedded images, all clients in every round.",
             f"{protocol_line(config)}.",
         )
+
+    def _by_chance(self) -> tuple[str, ...]:
+        clean = [spread.mean or 0.0 for row, spread in self.triggers.items() if row.attack == NONE]
+        if not clean or not any(row.attack == BACKDOOR for row in self.triggers):
+            return ()
+        rates = f"{min(clean):.0f} to {max(clean):.0f}%"
+        return (f"trigger: images of other classes taken for its class; {rates} where nobody planted the backdoor.",)
 
     @property
     def empty(self) -> bool:
@@ -129,7 +144,15 @@ def fill_attacks(table: AttackTable, plan: Plan, out: Path) -> Attacked:
     """The table's finished runs."""
     seeds = seeds_in(out)
     found = {row: measure([plan.attacked(row, seed) for seed in seeds], out) for row in table.rows}
-    return Attacked(table, plan, {row: mine for row, mine in found.items() if mine.runs})
+    done = {row: mine for row, mine in found.items() if mine.runs}
+    rates = {row: _rates(row, mine, plan, out) for row, mine in done.items()}
+    return Attacked(table, plan, done, {row: spread for row, spread in rates.items() if spread.count})
+
+
+def _rates(row: AttackedRow, mine: Measured, plan: Plan, out: Path) -> Spread:
+    """How often the trigger worked, by seed, in percent."""
+    paths = {seed: plan.attacked(row, seed).folder(out) / BACKDOOR_FILE for seed in mine.runs}
+    return Spread({seed: 100 * float(read_json(path)["success"]) for seed, path in paths.items() if path.is_file()})
 
 
 __all__ = ["Attacked", "fill_attacks"]

@@ -101,7 +101,7 @@ class CostFigure:
 
 @dataclass(frozen=True)
 class AttackedRow(Row):
-    """A row with ``aggregation.robust`` whose clients are attacked by a fifth of them."""
+    """A row with ``aggregation.robust``, and then batch-norm statistics of the buffer; a fifth of its clients attacks."""
 
     robust: str = "none"
     attack: str = "none"
@@ -113,8 +113,9 @@ class AttackedRow(Row):
 
     @property
     def title(self) -> str:
-        """The algorithm, or what takes the place of its average."""
-        return get_algorithm(self.algorithm).title if self.robust == "none" else f"{self.robust} of the same clients"
+        """The algorithm, and what takes the place of its average."""
+        title = get_algorithm(self.algorithm).title
+        return title if self.robust == "none" else f"{title} with {self.robust}"
 
 
 @dataclass(frozen=True)
@@ -250,8 +251,8 @@ ATTACK_TABLE = AttackTable(
     "attacks",
     "hostile clients, a fifth of all",
     (
-        *(("fed_simclr", "none"), ("fed_qssl", "none"), ("fed_qssl_plus", "none")),
-        *(("fed_simclr", robust) for robust in _ROBUST),
+        *(("fed_qssl_plus", "none"), ("fed_simclr", "none"), ("fed_qssl", "none")),
+        *(("fed_qssl_plus", robust) for robust in _ROBUST),
     ),
     tuple(ATTACKS),
 )

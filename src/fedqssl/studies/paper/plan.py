@@ -87,6 +87,7 @@ class Plan:
             base.changes, {"algorithm": row.algorithm, "bits": list(bits), "clients": len(bits), "seed": seed}
         )
         changes |= {"aggregation.robust": row.robust, "engine": f"{PREFIX}{row.attack}"}
+        changes |= {"aggregation.batch_norm": "average" if row.robust == "none" else "buffer"}
         return AttackedCell(f"{base.label}-{row.method}-{row.attack}-seed{seed}", load_config(base.preset, changes))
 
     def points(self, figure: AblationFigure, seed: int) -> list[tuple[Row, float, Cell]]:
