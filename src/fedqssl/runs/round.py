@@ -215,6 +215,7 @@ def _validated(
 ) -> tuple[Replies, dict[str, str], dict[str, str]]:
     """Uploads that the server may use, and why the others were rejected: not valid, or valid but not plausible."""
     valid, rejected, implausible = {}, {}, {}
+    known: dict[tuple[int, bytes], State] = {}  # clients of the same bits usually received the same bytes
     for name, reply in replies.items():
         try:
             context.algorithm.check(reply[0], context.bits[name], context.task)
@@ -222,17 +223,19 @@ def _validated(
             rejected[name] = str(error)
             continue
         try:
-            _check_plausible(context, name, reply, sent[name])
+            key = context.bits[name], sent[name]
+            if key not in known:
+                known[key] = read_payload(sent[name], context.bits[name], context.task)
+            _check_plausible(context, name, reply, known[key])
             valid[name] = reply
         except ContainerError as error:
             implausible[name] = str(error)
     return valid, rejected, implausible
 
 
-def _check_plausible(context: Context, name: str, reply: tuple[bytes, ClientMetrics], sent: bytes) -> None:
+def _check_plausible(context: Context, name: str, reply: tuple[bytes, ClientMetrics], received: State) -> None:
     """Raise ContainerError for values or losses that no training can have given."""
     upload, metrics = reply
-    received = read_payload(sent, context.bits[name], context.task)
     model = context.algorithm.model_in(upload, received, context.bits[name], context.task)
     if model is not None:
         check_values(received, model)
