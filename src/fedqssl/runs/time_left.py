@@ -19,7 +19,7 @@ from fedqssl.runs.round import sampled
 MOST = 200
 """Rounds that are looked at one by one; more are expected to take as long as these."""
 MOST_DRAWN = 20_000
-"""Clients of all these rounds, each of which is drawn from all of them: large fleets have fewer rounds looked at, at least one."""
+"""Clients that these rounds are drawn from, all in all: in large fleets fewer rounds are looked at, at least one."""
 
 
 class TimeLeft:
