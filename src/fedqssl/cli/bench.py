@@ -231,7 +231,7 @@ def simulation(
     if not all(part.isdecimal() and int(part) for part in processes.split(",")):
         raise ValueError("--processes takes whole numbers separated by commas, like 1,2")
     counts, names = [int(part) for part in processes.split(",")], [n.strip() for n in only.split(";") if n.strip()]
-    _show(bench.run(iterations, repeats, counts, data, data_dir, pfl, names), json)
+    _show(bench.run(iterations, repeats, counts, data, data_dir, pfl, names, typer.echo), json)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Throughput of federated simulations: ours, pfl-research, Flower on Ray and a bare loop on one workload, each in its processes."""
+"""Throughput of simulations: ours, pfl-research, Flower on Ray and a bare loop on one workload, each in its own processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +58,7 @@ def run(
     data_dir: Path | None = None,
     pfl: Path | None = None,
     only: Sequence[str] = (),
+    say: Callable[[str], object] = print,
 ) -> Record:
     """Every candidate in turn, ``repeats`` times; medians.
 
@@ -69,6 +70,7 @@ def run(
         data_dir: where they are.
         pfl: virtual environment of pfl-research, made there if there is none.
         only: names of candidates, by default all.
+        say: receives a line per measurement.
     """
     candidates, skipped = _candidates(processes, pfl, only)
     found: dict[Candidate, list[Figures]] = {c: [] for c in candidates}
@@ -76,6 +78,8 @@ def run(
         for _ in range(repeats):
             for candidate in [c for c in candidates if c.name not in {s.variant for s in skipped}]:
                 figures = _measured(candidate, place, iterations)
+                per_cpu = figures.error or f"{figures.updates / figures.cpu:.2f} updates per CPU second"
+                say(f"{candidate.name}, {candidate.processes} process(es): {per_cpu}")
                 if figures.error:
                     skipped.append(Skipped(candidate.name, figures.error))
                 else:

@@ -30,14 +30,14 @@ def main() -> None:
     def fit(message: Message, context: Context) -> Message:
         model, users = simple_cnn(), _here(*arguments).users
         user = int(context.node_config["partition-id"])
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         train(model, users[user], user)
         metrics = MetricRecord({"num-examples": len(users[user].images)})
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
         return Message(content=content, reply_to=message)
 
     class Announced(FedAvg):
-        def configure_train(self, server_round: int, *given: object) -> Iterable[Message]:  # type: ignore[override]
+        def configure_train(self, server_round: int, *given: object) -> Iterable[Message]:
             if server_round == 2:
                 say(BEGIN)
             return super().configure_train(server_round, *given)  # type: ignore[arg-type]

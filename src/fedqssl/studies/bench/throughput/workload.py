@@ -59,20 +59,20 @@ def asked(arguments: Sequence[str] = ()) -> Asked:
     torch.set_num_threads(1)
     with np.load(f"{path}/train.npz") as found:
         images, labels = torch.from_numpy(found["images"]), torch.from_numpy(found["labels"])
-    users = [User(*parts) for parts in zip(images.split(IMAGES), labels.split(IMAGES), strict=True)]
+    users = [User(*parts) for parts in zip(torch.split(images, IMAGES), torch.split(labels, IMAGES), strict=True)]
     return Asked(users, path, int(iterations), int(processes), int(bits))
 
 
 def cohort(users: int, iteration: int) -> list[int]:
     """The users of an iteration."""
-    return np.random.default_rng(iteration).choice(users, COHORT, replace=False).tolist()
+    return [int(user) for user in np.random.default_rng(iteration).choice(users, COHORT, replace=False)]
 
 
 def train(model: nn.Module, user: User, seed: int) -> None:
     """One epoch of plain SGD on a user's images."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     order = torch.randperm(len(user.images), generator=torch.Generator().manual_seed(seed))
-    for index in order.split(BATCH):
+    for index in torch.split(order, BATCH):
         optimizer.zero_grad()
         torch.autograd.backward(F.cross_entropy(model(user.images[index].float() / 255), user.labels[index]))
         optimizer.step()
