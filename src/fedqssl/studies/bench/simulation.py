@@ -77,14 +77,20 @@ def run(
     with _stored(load_dataset(data, "train", data_dir), load_dataset(data, "test", data_dir)) as (place, users):
         for _ in range(repeats):
             for candidate in [c for c in candidates if c.name not in {s.variant for s in skipped}]:
-                figures = _measured(candidate, place, iterations)
+                figures = _measured(candidate, place, iterations, min(COHORT, users))
                 per_cpu = figures.error or f"{figures.updates / figures.cpu:.2f} updates per CPU second"
                 say(f"{candidate.name}, {candidate.processes} process(es): {per_cpu}")
                 if figures.error:
                     skipped.append(Skipped(candidate.name, figures.error))
                 else:
                     found[candidate].append(figures)
-    settings = {"iterations": iterations, "repeats": repeats, "users": users, "cohort": COHORT, "data": data}
+    settings = {
+        "iterations": iterations,
+        "repeats": repeats,
+        "users": users,
+        "cohort": min(COHORT, users),
+        "data": data,
+    }
     settings |= {"load": [round(x, 1) for x in os.getloadavg()]}
     return Record("simulation", _rows({c: f for c, f in found.items() if f}), skipped, settings)
 
@@ -132,13 +138,12 @@ def _pfl_python(place: Path | None) -> tuple[Path | None, str]:
 def _stored(train: ImageSet, test: ImageSet) -> Iterator[tuple[str, int]]:
     """The users' images in a file that all candidates read, in a random order, and how many users there are."""
     users = len(train) // IMAGES
-    if users < COHORT or train.labels is None or train.images.shape[1:] != (3, 32, 32):
-        raise ValueError(f"the workload needs at least {COHORT * IMAGES:,} labeled images in colour; use data=cifar10")
+    if not users or train.labels is None or test.labels is None or train.images.shape[1:] != (3, 32, 32):
+        raise ValueError(f"the workload needs labeled images in colour, {IMAGES} for each user; use cifar10 or scenes")
     order = np.random.default_rng(0).permutation(len(train))[: users * IMAGES]
     with tempfile.TemporaryDirectory(prefix="fedqssl-bench-") as place:
         images, labels = train.images.numpy()[order], train.labels.numpy()[order]
         np.savez(Path(place) / "train.npz", images=images, labels=labels)
-        assert test.labels is not None
         buffer = Path(place) / "buffer"
         buffer.mkdir()
         for folder, name in ((buffer, "train"), (buffer, "test"), (Path(place), "test")):
@@ -146,14 +151,14 @@ def _stored(train: ImageSet, test: ImageSet) -> Iterator[tuple[str, int]]:
         yield place, users
 
 
-def _measured(candidate: Candidate, place: str, iterations: int) -> Figures:
+def _measured(candidate: Candidate, place: str, iterations: int, cohort: int) -> Figures:
     module, given = f"{_MODULE}.{candidate.module}", [place, iterations, candidate.processes, candidate.bits]
     start = ["-m", module]
     if candidate.module == "pfl_research" and candidate.processes > 1:
         start = ["-m", "torch.distributed.run", f"--nproc_per_node={candidate.processes}", "--standalone", *start]
     source = str(Path(__file__).parents[3])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source, "PFL_PYTORCH_DEVICE": "cpu"}
-    found = Figures(iterations * COHORT)
+    found = Figures(iterations * cohort)
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(

@@ -47,7 +47,7 @@ def main() -> None:
                 parts = [users[k :: job.processes] for k in range(job.processes)]
                 sums = list(pool.map(_sum, [weights] * len(parts), parts, [iteration] * len(parts)))
             for name in weights:
-                weights[name] = sum(found[name] for found in sums) / np.float32(COHORT)
+                weights[name] = sum(found[name] for found in sums) / np.float32(job.cohort)
 
         iterate(job.iterations, one)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from fedqssl.studies.bench.throughput.workload import BEGIN, COHORT, END, Asked, asked, say, simple_cnn, train
+from fedqssl.studies.bench.throughput.workload import BEGIN, END, Asked, asked, say, simple_cnn, train
 
 
 @functools.lru_cache(maxsize=1)
@@ -44,7 +44,10 @@ def main() -> None:
 
     @server.main()
     def run(grid: Grid, context: Context) -> None:
-        strategy = Announced(fraction_train=COHORT / len(job.users), fraction_evaluate=0.0, min_available_nodes=COHORT)
+        share = job.cohort / len(job.users)
+        strategy = Announced(
+            fraction_train=share, fraction_evaluate=0.0, min_train_nodes=job.cohort, min_available_nodes=job.cohort
+        )
         strategy.start(grid, ArrayRecord(simple_cnn().state_dict()), num_rounds=job.iterations + 1)
         say(END)
 

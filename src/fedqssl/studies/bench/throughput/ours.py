@@ -22,7 +22,7 @@ from fedqssl.federated.task import SUPERVISED, batches
 from fedqssl.lowbit import LowBitSGD, load_bytes, to_bytes
 from fedqssl.runs.folder import RunFolder
 from fedqssl.runs.round import first_checkpoint, play_round
-from fedqssl.studies.bench.throughput.workload import BATCH, COHORT, RATE, asked, iterate
+from fedqssl.studies.bench.throughput.workload import BATCH, RATE, asked, iterate
 
 _PATH = "fedqssl.studies.bench.throughput"
 
@@ -41,7 +41,7 @@ def one_view(payload: bytes, job: Job, data: ClientData) -> tuple[bytes, ClientM
         loss = F.cross_entropy(model(data.images[index].float() / 255), data.labels[index])
         torch.autograd.backward(loss)
         opt.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     spent = time.process_time() - began
     return to_bytes(model), ClientMetrics(len(data.images), (sum(losses) / len(losses),), opt.skipped, spent)
 
@@ -58,7 +58,7 @@ def main() -> None:
     config = make_config(
         {
             **{"data": f"arrays:{job.data}", "buffer": f"arrays:{job.data}/buffer", "buffer_images": 64},
-            **{"clients": users, "bits": job.bits, "partition": "iid", "fraction": COHORT / users},
+            **{"clients": users, "bits": job.bits, "partition": "iid", "fraction": job.cohort / users},
             **{"model": f"{_PATH}.workload:Encoder", "algorithm": f"{_PATH}.ours:ONE_VIEW", "workers": job.processes},
             **{"rounds": job.iterations + 1, "batch_size": BATCH, "lr": RATE},
             **{"evaluation.holdout": 0.0, "evaluation.knn_every": 0, "evaluation.controls": "none"},

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fedqssl.studies.bench.throughput.workload import (
     BATCH,
     BEGIN,
-    COHORT,
     END,
     RATE,
     asked,
@@ -49,7 +48,7 @@ def main() -> None:
     from pfl.aggregate.simulate import SimulatedBackend  # type: ignore[import-not-found]
     from pfl.algorithm.base import NNAlgorithmParams  # type: ignore[import-not-found]
     from pfl.algorithm.federated_averaging import FederatedAveraging  # type: ignore[import-not-found]
-    from pfl.callback import TrainingProcessCallback  # type: ignore[import-not-found]
+    from pfl.callback.base import TrainingProcessCallback  # type: ignore[import-not-found]
     from pfl.data.dataset import Dataset  # type: ignore[import-not-found]
     from pfl.data.federated_dataset import FederatedDataset  # type: ignore[import-not-found]
     from pfl.data.sampling import get_user_sampler  # type: ignore[import-not-found]
@@ -81,7 +80,7 @@ def main() -> None:
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=job.iterations + 1,
             evaluation_frequency=1 << 30,
-            train_cohort_size=COHORT,
+            train_cohort_size=job.cohort,
             val_cohort_size=0,
         ),
         backend=SimulatedBackend(training_data=data, val_data=None),

@@ -52,6 +52,11 @@ class Asked(NamedTuple):
     processes: int
     bits: int
 
+    @property
+    def cohort(self) -> int:
+        """Users of an iteration; all if there are fewer."""
+        return min(COHORT, len(self.users))
+
 
 def asked(arguments: Sequence[str] = ()) -> Asked:
     """What this process is to do; tensors of all users share the memory of one array."""
@@ -65,7 +70,7 @@ def asked(arguments: Sequence[str] = ()) -> Asked:
 
 def cohort(users: int, iteration: int) -> list[int]:
     """The users of an iteration."""
-    return [int(user) for user in np.random.default_rng(iteration).choice(users, COHORT, replace=False)]
+    return [int(user) for user in np.random.default_rng(iteration).choice(users, min(COHORT, users), replace=False)]
 
 
 def train(model: nn.Module, user: User, seed: int) -> None:
