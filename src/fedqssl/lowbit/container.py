@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedqssl.header import CONTAINER_MARK, Header
-from fedqssl.lowbit.policy import Entry, fingerprint, state_of
+from fedqssl.lowbit.policy import Entry, all_finite, fingerprint, state_of
 from fedqssl.lowbit.precision import LowBitOptions, Precision
 from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant.packing import packed_size
@@ -122,7 +122,7 @@ def _check_tensor(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...],
         raise ContainerError(
             f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}, not {dtypes[0]} of shape {shape}"
         )
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    if tensor.is_floating_point() and not all_finite([tensor])[0]:
         raise ContainerError(f"'{name}' holds values that are not finite")
     return tensor
 

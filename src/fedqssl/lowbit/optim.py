@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm
+from fedqssl.lowbit.policy import all_finite
 from fedqssl.lowbit.weight import LowBitWeight, PackedWeight
 from fedqssl.quant import QuantizedTensor, compand_pack, compand_scale, quantile_quantize, uniform_quantize
 from fedqssl.quant.compand import Domain, grown_scale
@@ -149,7 +150,7 @@ class LowBitSGD(torch.optim.Optimizer):
         bad += [n for n, norm in self.norms.items() if not norm.finite]
         grads = {n: p.grad for n, p in self.floats.items() if p.grad is not None}
         if grads:  # one question to a GPU, not one for each
-            fine = torch.stack([torch.isfinite(g).all() for g in grads.values()]).tolist()
+            fine = all_finite(list(grads.values()))
             bad += [n for n, finite in zip(grads, fine, strict=True) if not finite]
         return bad[-1].removesuffix(".weight") if bad else None
 

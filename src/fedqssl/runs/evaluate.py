@@ -21,7 +21,7 @@ Which = Literal["global", "local"]
 Labeled = tuple[Tensor, Tensor]
 """Images with their labels."""
 MOST_CLIENTS = 500
-"""Clients that are evaluated unless ``evaluation.clients`` says otherwise; each takes a second or so."""
+"""Clients that are evaluated unless ``evaluation.clients`` says otherwise: each gets classifiers of its own."""
 PROBE_IMAGES = 50_000
 """Training images of the closing probe unless ``evaluation.probe_images`` says otherwise: as many as CIFAR-10 has."""
 MONITOR_IMAGES = 1000

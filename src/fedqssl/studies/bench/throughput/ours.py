@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from fedqssl.config.schema import make_config
+from fedqssl.config.schema import FULL, make_config
 from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.pool import Pool
 from fedqssl.federated.algorithms.base import Algorithm
@@ -61,6 +61,7 @@ def main() -> None:
             **{"clients": users, "bits": job.bits, "partition": "iid", "fraction": job.cohort / users},
             **{"model": f"{_PATH}.workload:Encoder", "algorithm": f"{_PATH}.ours:ONE_VIEW", "workers": job.processes},
             **{"rounds": job.iterations + 1, "batch_size": BATCH, "lr": RATE},
+            **({"lowbit.weights": "value"} if job.bits == FULL else {}),  # plain weights, as the peers have
             **{"evaluation.holdout": 0.0, "evaluation.knn_every": 0, "evaluation.controls": "none"},
         }
     )

@@ -54,6 +54,7 @@ def main() -> None:
     from pfl.data.sampling import get_user_sampler  # type: ignore[import-not-found]
     from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams  # type: ignore[import-not-found]
     from pfl.internal.ops.selector import get_framework_module  # type: ignore[import-not-found]
+    from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel  # type: ignore[import-not-found]
 
     job = asked()
@@ -64,7 +65,7 @@ def main() -> None:
         def after_central_iteration(self, aggregate: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
             if get_framework_module().distributed.global_rank == 0 and central_iteration in (0, job.iterations):
                 say(BEGIN if central_iteration == 0 else END)
-            return False, aggregate
+            return False, Metrics()
 
     network = _model()
     model = PyTorchModel(
