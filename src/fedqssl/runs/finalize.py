@@ -40,11 +40,8 @@ def finalize(context: Context, checkpoint: Checkpoint, equipment: Equipment) -> 
         for name, reason in sorted(failed.items()):
             progress.say(f"warning: {name} was not trained on its own images after the last round: {reason}")
         own = {**own, **{name: payload for name, (payload, _) in replies.items()}}
-    models = (
-        {name: checkpoint.payloads[name] for name in sample}
-        if checkpoint.aggregated is None
-        else {"": checkpoint.aggregated}
-    )
+    handed_out = {name: checkpoint.payloads[name] for name in sample}
+    models = handed_out if checkpoint.aggregated is None else {"": checkpoint.aggregated}
     total, local = evaluate(context, equipment.pool, models, own if accuracies is None else {})
     if accuracies is not None:
         local = accuracies(context, own)
