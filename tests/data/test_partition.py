@@ -1,4 +1,5 @@
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -240,3 +241,15 @@ def test_what_is_not_a_partition(data):
 def test_client_names_sort_like_numbers():
     assert client_names(2) == ["client-00", "client-01"]
     assert client_names(101)[-1] == "client-100" and sorted(client_names(101)) == client_names(101)
+
+
+def test_splits_are_the_same_from_one_tensor_and_after_pickling():
+    data = image_set(200)
+    partition = build_partition(data, "iid", 7)
+    again = pickle.loads(pickle.dumps(partition))
+    assert list(again.clients) == list(partition.clients) and again.sizes() == partition.sizes()
+    for name, split in partition.clients.items():
+        assert torch.equal(split.train, again.clients[name].train) and torch.equal(split.test, again.clients[name].test)
+        assert partition.sizes()[name] == len(split.train)
+    with pytest.raises(KeyError):
+        partition.clients["client-07"]

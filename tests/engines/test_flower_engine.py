@@ -315,9 +315,9 @@ def test_a_job_from_elsewhere_is_checked(pictures):
 def test_load_bytes_is_what_checks_payloads(pictures):
     """The control of the spoilt payloads above: an honest one is taken."""
     task = in_one_place(pictures).task
-    honest = to_bytes(task.converted(4))
-    load_bytes(task.reader(4), honest)
-    assert to_bytes(task.reader(4)) == honest
+    honest, model = to_bytes(task.converted(4)), task.converted(4)
+    load_bytes(model, honest)
+    assert to_bytes(model) == honest
 
 
 def test_a_fleet_and_its_workers_give_the_same_bytes(pictures, tmp_path):

@@ -28,3 +28,17 @@ def test_who_diverges_is_left_out_with_the_reason(monkeypatch):
         ("client-02", b"from client-02"),
     ]
     assert [context.sizes[name] for name in began] == sorted(context.sizes.values(), reverse=True)
+
+
+def test_longest_jobs_first_by_images_and_measured_time_of_the_bits(monkeypatch):
+    """A client with fewer images of slower bits comes before one with more images of faster bits."""
+    context = tiny_context(bits=[4, 8, 32], partition="iid")
+    engine, seconds = InProcess(Pool(context)), {4: 1.0, 8: 9.0, 32: 3.0}
+
+    def perform(job, payload, data):
+        return payload, ClientMetrics(len(data.images), (), 0, seconds[data.bits])
+
+    monkeypatch.setattr(in_process, "perform", perform)
+    assert engine.longest_first(context.bits) == sorted(context.bits, key=lambda n: (-context.sizes[n], n))
+    engine.train_clients(dict.fromkeys(context.bits, b"model"), context.job(0, 0.1))
+    assert [context.bits[name] for name in engine.longest_first(context.bits)] == [8, 32, 4]

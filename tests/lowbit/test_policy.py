@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedqssl.lowbit import LowBitWeight, Precision, to_lowbit
-from fedqssl.lowbit.policy import fingerprint, state_of
+from fedqssl.lowbit.policy import all_finite, fingerprint, state_of
 from fedqssl.models import resnet18
 from forging import small_net
 
@@ -122,3 +122,11 @@ def test_parameters_and_assign(bits):
         entry.assign(read)
         assert torch.equal(entries[name].parameters_x(), read)  # idempotent: nothing moves
     assert torch.equal(state_of(model)["4.running_var"].parameters_x(), dict(model.named_buffers())["4.running_var"])
+
+
+def test_finite_where_the_sum_overflows():
+    """The sum is only a short cut: large finite values pass, and infinities that would cancel do not."""
+    nan, cancel = torch.tensor([1.0, float("nan")]), torch.tensor([float("inf"), -float("inf")])
+    many, half = torch.full((10,), 3e38), torch.full((9,), 60_000.0, dtype=torch.float16)
+    assert all_finite([many, half, torch.empty(0), nan, cancel]) == [True, True, True, False, False]
+    assert all_finite([]) == []

@@ -208,6 +208,33 @@ def classifier(
 
 
 @app.command()
+def simulation(
+    iterations: Annotated[
+        int, typer.Option(min=1, help="Measured iterations of 50 users, after one that is not.")
+    ] = 30,
+    repeats: Repeats = 1,
+    processes: Annotated[str, typer.Option(help="Numbers of processes, like 1,2.")] = "1,2",
+    data: Annotated[str, typer.Option(help="Whose images the users hold, 50 each (fedqssl list datasets).")] = "scenes",
+    data_dir: Annotated[Path | None, typer.Option(help="Where these images are.")] = None,
+    pfl: Annotated[
+        Path | None, typer.Option(help="Virtual environment of pfl-research; made if there is none.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Names of candidates, separated by semicolons; by default all.")] = "",
+    json: JsonFile = None,
+) -> None:
+    """Client updates per second on pfl-research's CIFAR-10 workload, beside pfl, Flower on Ray and a bare loop.
+
+    For example: fedqssl bench simulation --pfl ~/pfl-env --json simulation.json
+    """
+    from fedqssl.studies.bench import simulation as bench
+
+    if not all(part.isdecimal() and int(part) for part in processes.split(",")):
+        raise ValueError("--processes takes whole numbers separated by commas, like 1,2")
+    counts, names = [int(part) for part in processes.split(",")], [n.strip() for n in only.split(";") if n.strip()]
+    _show(bench.run(iterations, repeats, counts, data, data_dir, pfl, names, typer.echo), json)
+
+
+@app.command()
 def imports(repeats: Repeats = 7, json: JsonFile = None) -> None:
     """Seconds to import the device runtime in a fresh process, and to import torch alone."""
     from fedqssl.studies.bench import imports as bench

@@ -70,6 +70,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Se
 Wait = Annotated[bool, typer.Option("--wait", help="Show the run until it ends.")]
 New = Annotated[bool, typer.Option("--new", help="Start a new run even though the last one is not finished.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+StatusClient = Annotated[str | None, typer.Option("--client", help="Show one client.")]
 
 
 AppFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")]
@@ -263,7 +264,7 @@ def stop(fleet: Folder) -> None:
 
 
 @app.command()
-def status(fleet: Folder, json: Json = False) -> None:
+def status(fleet: Folder, json: Json = False, client: StatusClient = None) -> None:
     """Show which clients are connected, their bits, when each was last seen, and bytes transferred."""
     from fedqssl.deploy.fleet import Fleet
     from fedqssl.deploy.status import awaited, collect, table
@@ -272,7 +273,7 @@ def status(fleet: Folder, json: Json = False) -> None:
     if json:
         typer.echo(json_format.dumps(values, indent=1))
         return
-    Console().print(table(values))
+    Console().print(table(values, client))
     if line := awaited(values):
         typer.echo(line)
     if values["run"]["error"]:

@@ -13,13 +13,25 @@ Source = Annotated[Path, typer.Argument(metavar="RUN_OR_DIR", help="Folder of a 
 Out = Annotated[Path | None, typer.Option(help="File to write; by default report.html in that folder.")]
 Each = Annotated[bool, typer.Option("--each", help="Also write a report into every run's folder.")]
 
+One = Annotated[
+    str | None, typer.Option("--client", help="Print what is known about one client of a run; writes nothing.")
+]
 
-def report(source: Source, out: Out = None, each: Each = False, trust: TrustRun = False) -> None:
+
+def report(source: Source, out: Out = None, each: Each = False, client: One = None, trust: TrustRun = False) -> None:
     """Write one self-contained report.html; works during a run, too, and needs no network.
 
     For example: fedqssl report runs/demo, or for all runs of a folder: fedqssl report runs --each
     """
     import torch
+
+    if client is not None:
+        from rich.console import Console
+
+        from fedqssl.reporting.one_client import client_table
+
+        Console().print(client_table(source, client, trust))
+        return
 
     from fedqssl.reporting import write_report
     from fedqssl.reporting.data import runs_to_report

@@ -34,6 +34,7 @@ FULL = 32
 MAX_BITS = 16
 MAX_IMAGE_SIZE = 512
 BUFFER_IMAGES = 500
+MOST_CLIENTS = 1_000_000
 
 
 class ConfigError(ValueError):
@@ -41,13 +42,14 @@ class ConfigError(ValueError):
 
 
 def parse_bits(value: object) -> tuple[int, ...]:
-    """``"4,6,8"``, ``[4, 6, 8]`` or ``8`` -> bitwidths, each 1..16 or 32.
+    """``"4,6,8"``, ``"4x500,8x500"``, ``[4, 6, 8]`` or ``8`` -> bitwidths, each 1..16 or 32.
 
     Raises:
         ValueError: the message says what is allowed and what was found.
     """
     if isinstance(value, str):
-        parts: list[object] = [part.strip() for part in value.strip().strip("[]").split(",") if part.strip()]
+        words = (part.strip() for part in value.strip().strip("[]").split(","))
+        parts: list[object] = [part for word in words if word for part in _repeated(word)]
     elif isinstance(value, Sequence):
         parts = list(value)
     else:
@@ -55,6 +57,12 @@ def parse_bits(value: object) -> tuple[int, ...]:
     if not parts:
         raise ValueError("needs one bitwidth for all clients or one for each, like 4,6,8; found none")
     return tuple(_one_bitwidth(part) for part in parts)
+
+
+def _repeated(word: str) -> list[str]:
+    """``4x500``: 500 clients of 4 bits."""
+    bits, _, count = word.partition("x")
+    return [bits] * int(count) if count.isdecimal() and 0 < int(count) <= MOST_CLIENTS else [word]
 
 
 def _one_bitwidth(part: object) -> int:
@@ -95,7 +103,7 @@ class RunConfig(Section):
     clients: Count = 10
     """Number of clients; if only ``bits`` is given, the length of that list."""
     bits: tuple[int, ...] = Field(default=(8,), validate_default=True)
-    """Bitwidth of each client, or one for all."""
+    """Bitwidth of each client, or one for all; ``4x500,8x500`` stands for 500 clients each."""
     devices: MaybePath = None
     """Device table (docs/cost.md): ``bits`` then become the most that each device can afford, as ``fedqssl plan`` finds."""
     partition: Literal["iid", "dirichlet", "classes", "skew", "natural"] = "dirichlet"

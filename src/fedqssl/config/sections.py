@@ -154,7 +154,9 @@ class EvaluationConfig(Section):
     knn_every: Epochs = 1
     """Rounds between kNN measurements of the aggregated model; 0 turns them off."""
     probe_images: MaybeCount = None
-    """Limit on the training images of the closing linear probe; by default all."""
+    """Limit on the training images of the closing linear probe; by default all, at most 50,000."""
+    clients: MaybeCount = None
+    """Limit on the clients whose own accuracy is measured, with its controls; they are drawn. By default all, at most 500."""
     controls: Literal["all", "none"] = "all"
     """Whether the result is compared with simple classifiers on the same images and with the untrained network."""
     holdout: Annotated[float, Field(ge=0, le=0.5)] = 0.2

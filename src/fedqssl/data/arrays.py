@@ -1,13 +1,14 @@
 """Images that a program holds in memory, as data of a run: stored once, so that the run can be resumed and read.
 
 ``arrays:PATH`` is a folder with ``train.npz`` and perhaps ``test.npz``: ``images`` (N, C, H, W) uint8 and, if known, ``labels``
-(N,), ``class_names`` and ``clients`` (N,), the natural client of each image.
+(N,), ``class_names`` and ``clients`` (N,), the natural client of each image. Large files stay on disk: they are mapped.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import sys
 import zipfile
 from collections.abc import Mapping, Sized
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedqssl.data.images import DataError, ImageSet, drawn, resized
+from fedqssl.data.mapped import place_in_npz
 from fedqssl.data.parquet import IMAGE_COLUMNS, LABEL_COLUMNS
 from fedqssl.data.pictures import one_picture
 from fedqssl.files import write_atomically
@@ -55,17 +57,18 @@ def _read(path: Path, split: str) -> ImageSet:
         )
     try:
         with np.load(file, allow_pickle=False) as found:
-            values = {name: found[name] for name in found.files}
+            place = place_in_npz(file, "images") if "images" in found.files else None
+            values = {name: found[name] for name in found.files if not (place and name == "images")}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{file} cannot be read ({' '.join(str(error).split())}); write it again") from error
-    if "images" not in values:
+    if place is None and "images" not in values:
         raise DataError(f"{file} has no array 'images'; write it again")
     names, clients = (values.get(key) for key in ("class_names", "clients"))
     return ImageSet(
-        torch.from_numpy(values["images"]),
+        torch.from_numpy(values["images"]) if place is None else place.map(),
         torch.from_numpy(values["labels"].astype(np.int64)) if "labels" in values else None,
         None if names is None else tuple(map(str, names)),
-        None if clients is None else tuple(map(str, clients)),
+        None if clients is None else tuple(map(sys.intern, map(str, clients))),
     )
 
 

@@ -64,16 +64,20 @@ class Units:
 
     def __init__(self, count: int, bursts: Sequence[str] | None) -> None:
         keys = np.arange(count) if bursts is None else np.asarray(bursts)
-        _, self.first, self.of, self.sizes = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        _, self.first, of, self.sizes = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        self._order = np.argsort(of, kind="stable")  # unit after unit
+        self._starts = np.cumsum(self.sizes) - self.sizes
 
     def __len__(self) -> int:
         return len(self.first)
 
     def images(self, units: np.ndarray) -> Tensor:
         """Positions of the images of these units, in order."""
-        chosen = np.zeros(len(self), dtype=bool)
-        chosen[units] = True
-        return torch.from_numpy(np.flatnonzero(chosen[self.of]))
+        chosen = np.unique(units)
+        sizes = self.sizes[chosen]
+        before = np.cumsum(sizes) - sizes
+        places = np.repeat(self._starts[chosen] - before, sizes) + np.arange(sizes.sum())
+        return torch.from_numpy(np.sort(self._order[places]))
 
     def count(self, units: np.ndarray) -> int:
         """Number of images of these units."""

@@ -7,7 +7,7 @@ are disjoint. All sizes are checked: an impossible split is an error that says w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +38,44 @@ class ClientSplit:
     test: Tensor
 
 
+class Splits(Mapping[str, ClientSplit]):
+    """Every client's split by name, in one tensor: ten thousand clients take no more room than their images' indices."""
+
+    def __init__(self, splits: Mapping[str, ClientSplit]) -> None:
+        parts = [part for split in splits.values() for part in (split.train, split.test)]
+        self._flat = torch.cat([torch.empty(0, dtype=torch.int64), *parts])
+        self._ends = np.cumsum([0, *map(len, parts)])
+        self._rows = {name: row for row, name in enumerate(splits)}
+
+    def __getitem__(self, name: str) -> ClientSplit:
+        start, middle, end = self._ends[2 * self._rows[name] :][:3]
+        return ClientSplit(self._flat[start:middle], self._flat[middle:end])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def sizes(self) -> dict[str, int]:
+        """Number of training images by client."""
+        return dict(zip(self._rows, (self._ends[1::2] - self._ends[:-1:2]).tolist(), strict=True))
+
+
 @dataclass(frozen=True, eq=False)
 class Partition:
     """Indices into one image set: the server's buffer, and each client's images by name."""
 
     buffer: Tensor
-    clients: dict[str, ClientSplit]
+    clients: Mapping[str, ClientSplit]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", Splits(self.clients))
+
+    def sizes(self) -> dict[str, int]:
+        """Number of training images by client."""
+        assert isinstance(self.clients, Splits)
+        return self.clients.sizes()
 
     def to_json(self) -> dict[str, object]:
         """Plain lists, for ``partition.json``."""
@@ -165,8 +197,9 @@ def natural(groups: Sequence[str]) -> dict[str, np.ndarray]:
             raise PartitionError(
                 f"group {name!r} cannot be used as a folder name; rename it without / \\ : * ? and outer dots"
             )
-    values = np.asarray(groups)
-    return {name: np.flatnonzero(values == name) for name in sorted(set(groups))}
+    names, found, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
+    parts = np.split(np.argsort(found, kind="stable"), np.cumsum(counts)[:-1])
+    return dict(zip(map(str, names), parts, strict=True))
 
 
 def make_partition(
@@ -210,9 +243,12 @@ def make_partition(
             f"{left} images (after the buffer) are too few for {clients} clients with at least {needed} each; {advice}"
         )
     smallest, dealt = 0, np.arange(len(units)) if buffer_last else rest
+    kept = np.isin(np.arange(len(units)), buffer, invert=True)
     for attempt in range(_TRIES):
         rng = np.random.default_rng([seed, 1, attempt])
-        shares = [np.setdiff1d(dealt[share], buffer) for share in assign(values[dealt], clients, rng)]
+        shares = [
+            found[kept[found]] for found in map(np.unique, (dealt[s] for s in assign(values[dealt], clients, rng)))
+        ]
         smallest = max(smallest, least := min(map(units.count, shares)))
         if least >= needed and (not holdout or min(map(len, shares)) > 1):
             named = dict(zip(client_names(clients), shares, strict=True))
@@ -237,7 +273,8 @@ def natural_partition(
     values = _values(len(groups), labels)[units.first]
     members = natural([groups[i] for i in units.first])
     buffer, rest = _buffer(len(units), buffer_ratio, seed)
-    shares = {name: np.intersect1d(share, rest, assume_unique=True) for name, share in members.items()}
+    free = np.isin(np.arange(len(units)), rest)
+    shares = {name: share[free[share]] for name, share in members.items()}
     needed = MIN_TRAIN + (MIN_TEST if holdout else 0)
     small = [name for name, share in shares.items() if units.count(share) < needed]
     if small:

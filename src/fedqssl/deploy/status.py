@@ -8,10 +8,14 @@ from typing import Any
 
 from rich.table import Table
 
-from fedqssl.deploy.fleet import GOING, INTERRUPTED, Fleet
+from fedqssl.deploy.fleet import GOING, INTERRUPTED, Fleet, FleetError
+from fedqssl.imported import nearest
+from fedqssl.runs.result import MANY
 from fedqssl.units import counted, seconds_text
 
 COLUMNS = ("client", "connected", "bits", "images", "last seen", "models up", "models down", "wire up")
+SHOWN = 40
+"""Clients of a large fleet in the table."""
 
 
 def collect(fleet: Fleet) -> dict[str, Any]:
@@ -77,10 +81,29 @@ def awaited(values: Mapping[str, Any]) -> str:
     return f"the round has been waiting for {', '.join(run['awaited'])}{ago}"
 
 
-def table(values: Mapping[str, Any]) -> Table:
-    """The status as text."""
-    found = Table(*COLUMNS, title=headline(values))
-    for name, c in values["clients"].items():
+def _shown(clients: Mapping[str, Any], only: str | None) -> tuple[list[str], str | None]:
+    """Whom the table shows, and what it says about the others."""
+    if only is not None:
+        if only not in clients:
+            raise FleetError(f"the fleet has no client {only!r}{nearest(only, clients)}")
+        return [only], None
+    if len(clients) <= MANY:
+        return list(clients), None
+    away = [name for name, c in clients.items() if not c["connected"]]
+    first = [*away, *(name for name in clients if name not in set(away))][:SHOWN]
+    there = len(clients) - len(away)
+    return (
+        first,
+        f"{there:,} of {len(clients):,} clients are connected; these are {len(first)}, the others first (--client NAME)",
+    )
+
+
+def table(values: Mapping[str, Any], only: str | None = None) -> Table:
+    """The status as text: of all clients, of ``only`` one, or of a large fleet those that are not connected first."""
+    names, caption = _shown(values["clients"], only)
+    found = Table(*COLUMNS, title=headline(values), caption=caption)
+    for name in names:
+        c = values["clients"][name]
         seen = "never" if c["last_seen"] is None else f"{max(0, time.time() - c['last_seen']):.0f} s ago"
         known = ["-" if c[key] is None else str(c[key]) for key in ("bits", "images")]
         sizes = [f"{c[key] / 1024:.0f} KiB" for key in ("bytes_up", "bytes_down", "wire_received")]

@@ -1,14 +1,14 @@
 """Images for worker processes: one copy on this machine, mapped by all of them.
 
 A worker would otherwise read and decode the data set again: minutes for large ones, and its memory once more. Anything can be
-shared: large image tensors inside it go to one temporary file, the rest is pickled.
+shared: large tensors inside it (images, labels, who holds which) go to one temporary file unless they are mapped from a file
+already, the rest is pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import pickle
 import sys
@@ -18,45 +18,41 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fedqssl.data.mapped import Place, place_of
+
 LARGE = 1 << 16
-"""Image tensors of at least this many bytes go to the file."""
+"""Tensors of at least this many bytes go to the file."""
+_ALIGNED = 64
+_DTYPES = (torch.uint8, torch.int64)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What a worker receives: a pickled object, and the file that its image tensors are mapped from."""
+    """What a worker receives: a pickled object, and where its large tensors are mapped from."""
 
     pickled: bytes
-    path: str
-    shapes: tuple[tuple[int, ...], ...]
+    places: tuple[Place, ...]
 
     def open(self) -> Any:
         """The object, with its images mapped; writing to them changes this process's copy only."""
         unpickler = pickle.Unpickler(io.BytesIO(self.pickled))
-        starts = np.cumsum([0, *map(math.prod, self.shapes)]).tolist()
-
-        def mapped(place: int) -> Tensor:
-            images = np.memmap(self.path, np.uint8, mode="c", offset=starts[place], shape=self.shapes[place])
-            return torch.from_numpy(images)
-
-        unpickler.persistent_load = mapped  # type: ignore[method-assign]
+        unpickler.persistent_load = lambda number: self.places[number].map()  # type: ignore[method-assign]
         return unpickler.load()
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that sets large image tensors aside."""
+    """A pickler that sets large tensors aside."""
 
     def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out)
         self.tensors: list[Tensor] = []
 
     def persistent_id(self, value: Any) -> int | None:
-        """The place of a large image tensor in the file; None for everything else, which is pickled."""
-        if not (isinstance(value, Tensor) and value.dtype is torch.uint8 and value.numel() >= LARGE):
+        """The number of a large tensor; None for everything else, which is pickled."""
+        if not (isinstance(value, Tensor) and value.dtype in _DTYPES and value.nbytes >= LARGE):
             return None
         known = [i for i, tensor in enumerate(self.tensors) if tensor is value]
         if not known:
@@ -80,17 +76,23 @@ class SharedImages:
         out = io.BytesIO()
         pickler = _Pickler(out)
         pickler.dump(self.value)
+        places = []
         try:
             with os.fdopen(os.dup(self.handle), "wb") as file:
-                for images in pickler.tensors:
-                    file.write(images.contiguous().numpy().data)
+                for tensor in pickler.tensors:
+                    if (place := place_of(tensor)) is None:
+                        file.write(bytes(-file.tell() % _ALIGNED))
+                        values = tensor.contiguous().numpy()
+                        place = Place(path, file.tell(), values.shape, str(values.dtype))
+                        file.write(values.data)
+                    places.append(place)
         except OSError as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise OSError(
                 f"the images for the workers cannot be written to {tempfile.gettempdir()} ({error.strerror or error}): "
                 "free some space there, set TMPDIR to another folder, or workers = 1 in config.toml"
             ) from error
-        return Shared(out.getvalue(), path, tuple(tuple(images.shape) for images in pickler.tensors))
+        return Shared(out.getvalue(), tuple(places))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

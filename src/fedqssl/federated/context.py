@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -99,10 +100,10 @@ class Simulation(Context):
     partition: Partition
     public: Tensor | None = None
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Number of training images by client."""
-        return {name: len(split.train) for name, split in self.partition.clients.items()}
+        return self.partition.sizes()
 
     def buffer(self) -> Tensor:
         """The images of the server's buffer D_g, on the device."""

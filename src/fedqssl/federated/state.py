@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor, nn
 
 from fedqssl.federated.task import Task
-from fedqssl.lowbit import load_bytes
-from fedqssl.lowbit.policy import state_of
+from fedqssl.lowbit.policy import Entry, state_of
 
 State = dict[str, Tensor]
 
 
 def read_state(model: nn.Module) -> State:
     """Everything that travels, as floats on the CPU: parameters x of codes, batch norm, biases, ranges."""
-    travelling = (entry for entry in state_of(model).values() if entry.role in ("quantized", "averaged"))
+    return _floats(entry for entry in state_of(model).values() if entry.role in ("quantized", "averaged"))
+
+
+def _floats(travelling: Iterable[Entry]) -> State:
     return {entry.name: entry.parameters_x().to("cpu", copy=True) for entry in travelling}
 
 
@@ -31,6 +35,6 @@ def write_state(model: nn.Module, state: State) -> None:
 
 def read_payload(payload: bytes, bits: int, task: Task) -> State:
     """The state of a model whose checksum was verified on arrival, or which was made here."""
-    model = task.reader(bits)
-    load_bytes(model, payload, checked=True)
-    return read_state(model)
+    reader = task.reader(bits)
+    reader.load(payload, checked=True)
+    return _floats(reader.travelling)

@@ -17,6 +17,7 @@ from fedqssl.accelerators import put, seeded
 from fedqssl.evaluation.classifier import ClassifierKind
 from fedqssl.federated.randomness import derived_seed
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
+from fedqssl.lowbit.container import Reader
 from fedqssl.models.contrast import Contrast, stretched, with_contrast
 from fedqssl.models.features import FEATURES, Features, features_of, part_lengths
 from fedqssl.models.network import SelfSupervisedNetwork
@@ -71,8 +72,8 @@ class Task:
         """The network in this many bits (32: the same function without rounding), initial weights quantized."""
         return copy.deepcopy(_prototype(self, bits))  # a fifth of the time of a conversion, and roles need many
 
-    def reader(self, bits: int) -> fx.GraphModule:
-        """One model per bitwidth for reading payloads, used and read immediately; never keep or train it."""
+    def reader(self, bits: int) -> Reader:
+        """One model per bitwidth for reading payloads, filled and read immediately; never keep or train it."""
         return _reader(self, bits)
 
     def extractor(self, model: fx.GraphModule, size: int) -> fx.GraphModule:
@@ -126,8 +127,8 @@ def _levels(task: Task) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=16)
-def _reader(task: Task, bits: int) -> fx.GraphModule:
-    return copy.deepcopy(_prototype(task, bits))
+def _reader(task: Task, bits: int) -> Reader:
+    return Reader(task.converted(bits))
 
 
 def batches(

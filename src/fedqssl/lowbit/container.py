@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedqssl.header import CONTAINER_MARK, Header
-from fedqssl.lowbit.policy import Entry, fingerprint, state_of
+from fedqssl.lowbit.policy import Entry, all_finite, fingerprint, state_of
 from fedqssl.lowbit.precision import LowBitOptions, Precision
 from fedqssl.lowbit.weight import LowBitWeight
 from fedqssl.quant.packing import packed_size
@@ -122,7 +122,7 @@ def _check_tensor(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...],
         raise ContainerError(
             f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}, not {dtypes[0]} of shape {shape}"
         )
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    if tensor.is_floating_point() and not all_finite([tensor])[0]:
         raise ContainerError(f"'{name}' holds values that are not finite")
     return tensor
 
@@ -140,6 +140,29 @@ def _read(entry: Entry, tensors: dict[str, Tensor]) -> list[Tensor]:
     return [_check_tensor(tensors, entry.name, tuple(entry.shape), *floats)]
 
 
+class Reader:
+    """Fills one model, whose tensors nobody else replaces or writes to, with one container after another.
+
+    Args:
+        model: from ``to_lowbit``.
+
+    Attributes:
+        travelling: the model's tensors that containers hold.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.travelling = [e for e in state_of(model).values() if e.role in ("quantized", "averaged")]
+        self._wanted = _describe(model)
+        self._holds: bytes | None = None
+
+    def load(self, data: bytes, max_bytes: int = MAX_BYTES, checked: bool = False) -> None:
+        """As :func:`load_bytes`; a checked container that the model already holds is not read again."""
+        if checked and data is self._holds:
+            return
+        _fill(self.travelling, self._wanted, data, max_bytes, checked)
+        self._holds = data
+
+
 def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES, checked: bool = False) -> None:
     """Fill ``model`` (from ``to_lowbit``, of the same architecture and bits) from a container; all or nothing.
 
@@ -152,8 +175,12 @@ def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES, checke
     Raises:
         ContainerError: if the bytes are not valid for this model, which is then unchanged.
     """
+    Reader(model).load(data, max_bytes, checked)
+
+
+def _fill(travelling: list[Entry], wanted: dict[str, str], data: bytes, max_bytes: int, checked: bool) -> None:
     blob = check_bytes(data, max_bytes, checked)
-    header, wanted = _metadata(blob), _describe(model)
+    header = _metadata(blob)
     for key, found in wanted.items():
         if header.get(key) != found:
             what = "architecture" if key == "fingerprint" else key.replace("_", " ")
@@ -162,7 +189,6 @@ def load_bytes(model: nn.Module, data: bytes, max_bytes: int = MAX_BYTES, checke
         tensors = safetensors.torch.load(blob)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise ContainerError(f"the tensors cannot be read: {error}") from error
-    travelling = [e for e in state_of(model).values() if e.role in ("quantized", "averaged")]
     read = [_read(entry, tensors) for entry in travelling]
     for entry, values in zip(travelling, read, strict=True):
         if entry.weight is not None:

@@ -15,7 +15,8 @@ role                tensors                                  on the wire  averag
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,6 +105,14 @@ def is_variance(name: str) -> bool:
 def is_weight(x: Tensor) -> bool:
     """Whether a float tensor is the weight of a layer, which clients hold in their bits; batch norm and biases are vectors."""
     return x.dim() > 1
+
+
+def all_finite(tensors: Sequence[Tensor]) -> list[bool]:
+    """Of each tensor, whether all its values are finite. A finite sum says so faster; another one may have overflowed."""
+    if not tensors:
+        return []
+    sums = torch.stack([x.sum().float() for x in tensors]).tolist()
+    return [math.isfinite(s) or bool(torch.isfinite(x).all()) for s, x in zip(sums, tensors, strict=True)]
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
-from statistics import fmean
+from statistics import fmean, quantiles
 from typing import Any
 
 from fedqssl.evaluation.controls import SHORT
@@ -52,7 +52,41 @@ def clients(run: RunData, theme: Theme) -> Section:
         found = clusters_figure(run)
         return Section(empty=words) if found is None else Section([found], words)
     figures = [_by_bits(known, theme), _by_images(known, theme), _by_classes(known, theme), _gains(known, theme)]
-    return Section([*figures, clusters_figure(run)], _verdict(known))
+    figures = [*figures, clusters_figure(run)]
+    if run.many:
+        return Section([_spread(run, theme), *figures], f"{_some(run)} {_verdict(known)}")
+    return Section(figures, _verdict(known))
+
+
+def _some(run: RunData) -> str:
+    """What is shown of a large fleet, and how to see the rest."""
+    return (
+        f"{counted(len(run.train), 'client')}: charts and tables by client show {len(run.clients)}, evenly spaced from the "
+        f"lowest to the highest accuracy. Any other one: fedqssl report {run.path.name} --client NAME."
+    )
+
+
+def _spread(run: RunData, theme: Theme) -> Figure | None:
+    """Of a large fleet: how the accuracies of each bitwidth are spread, over all clients that were evaluated."""
+    assert run.result is not None
+    found: dict[int, list[float]] = {}
+    for c in run.result.clients.values():
+        if c.local_accuracy is not None:
+            found.setdefault(c.bits, []).append(c.local_accuracy)
+    rows = []
+    for bits, values in sorted(found.items()):
+        cuts = [min(values), *quantiles(values, n=20)[1::4], max(values)] if len(values) > 1 else values
+        words = ("lowest", "10%", "30%", "median", "70%", "90%", "highest")
+        tips = [
+            f"{bits_words(bits)}, {word} of {len(values)}: {percent(v)}" for word, v in zip(words, cuts, strict=False)
+        ]
+        points = [Point(v, theme.mark(bits), tip) for v, tip in zip(cuts, tips, strict=True)]
+        rows.append(ChartRow(bits_words(bits), points, joined=True))
+    chart = rows_chart(rows, percent_tick, "local accuracy", bounds=(0.0, 1.0))
+    label, note = "Local accuracy of all evaluated clients by bits", "Lowest, 10, 30, 50, 70, 90%, highest."
+    return Figure(
+        "spread", "How accuracies are spread", label, chart, note, theme.legend(), *run.result.distributions()
+    )
 
 
 def _by_width(clients: Sequence[Client]) -> dict[int, list[float]]:
@@ -213,14 +247,14 @@ def partition(run: RunData, theme: Theme) -> Section:
             return Section(empty="Not known here: the clients' images and labels are on their own machines.")
         return Section(empty="The labels are unknown: the data have none, or are no longer available.")
     order = sorted(run.clients, key=lambda c: (c.bits, c.name))
-    held = [sum(v > 0 for v in labels.train[c.name]) for c in order]
+    held = [sum(v > 0 for v in row) for row in labels.train.values()]
     fewest, most = min(run.train.values()), max(run.train.values())
     lead = (
-        f"{counted(len(order), 'client')} {'holds' if len(order) == 1 else 'hold'} {_range(fewest, most, 'training image')} "
+        f"{counted(len(held), 'client')} {'holds' if len(held) == 1 else 'hold'} {_range(fewest, most, 'training image')} "
         f"of {_range(min(held), max(held))} of {counted(len(labels.class_names), 'class')}; "
         f"the server's unlabeled buffer has {counted(run.buffer, 'image')}."
     )
-    return Section([_label_map(order, labels), _sizes(order, theme)], lead)
+    return Section([_label_map(order, labels), _sizes(order, theme)], f"{lead} {_some(run)}" if run.many else lead)
 
 
 def _range(low: int, high: int, thing: str = "") -> str:

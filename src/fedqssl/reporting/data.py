@@ -15,13 +15,14 @@ from fedqssl.evaluation.controls import SHORT, best_control
 from fedqssl.federated.algorithms import Algorithm, AlgorithmError, get_algorithm
 from fedqssl.federated.protocol import protocol
 from fedqssl.files import read_json
-from fedqssl.imported import one_line
+from fedqssl.imported import nearest, one_line
 from fedqssl.reporting.described import Described, Splits, count
 from fedqssl.runs import RunError, RunResult
 from fedqssl.runs.cells import read_result
 from fedqssl.runs.checksums import check_sum
 from fedqssl.runs.find import find_runs
 from fedqssl.runs.metrics import readable_line
+from fedqssl.runs.result import MANY
 
 
 class ReportError(RunError):
@@ -64,6 +65,10 @@ def wilson(share: float, count: int) -> tuple[float, float]:
         return math.nan, math.nan
     centre, half = share + 1 / (2 * count), math.sqrt(share * (1 - share) / count + 1 / (4 * count * count))
     return max((centre - half) / (1 + 1 / count), 0.0), min((centre + half) / (1 + 1 / count), 1.0)
+
+
+SHOWN = 60
+"""Clients of a large fleet that charts and tables show."""
 
 
 @dataclass(frozen=True)
@@ -180,12 +185,31 @@ class RunData:
         """Bitwidth by client."""
         return self.config.bits_for(list(self.train))
 
+    @property
+    def many(self) -> bool:
+        """Whether there are too many clients for a row each."""
+        return len(self.train) > MANY
+
     @cached_property
     def clients(self) -> tuple[Client, ...]:
-        """All clients, by name."""
-        return tuple(self._client(name) for name in sorted(self.train))
+        """All clients, by name; of a large fleet some, evenly spaced from the lowest to the highest accuracy."""
+        names, result = sorted(self.train), self.result
+        if self.many:
+            known = {} if result is None else {n: c.local_accuracy for n, c in result.clients.items()}
+            measured = sorted((a, n) for n, a in known.items() if a is not None and n in self.train)
+            ranked = [name for _, name in measured] or names
+            last, shown = len(ranked) - 1, min(SHOWN, len(ranked))
+            names = sorted({ranked[round(i * last / max(shown - 1, 1))] for i in range(shown)})
+        return tuple(map(self.client, names))
 
-    def _client(self, name: str) -> Client:
+    def client(self, name: str) -> Client:
+        """One client.
+
+        Raises:
+            ReportError: there is none of this name; suggests the nearest.
+        """
+        if name not in self.train:
+            raise ReportError(f"{self.path} has no client {name!r}{nearest(name, self.train)}")
         found = self.result.clients.get(name) if self.result is not None else None
         accuracy = None if found is None else found.local_accuracy
         guess = self.labels.guess(name) if self.labels else math.nan

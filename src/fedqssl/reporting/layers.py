@@ -22,6 +22,7 @@ from fedqssl.quant.compand import COMPANDERS, compand_quantize, compand_values, 
 from fedqssl.quant.packing import unpack
 from fedqssl.reporting.data import RunData
 from fedqssl.reporting.theme import FULL
+from fedqssl.runs.folder import CLIENTS
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,10 @@ def _read(folder: Path, run: RunData) -> LayerErrors | str:
     if not (folder / "aggregated.fqssl").is_file():
         return "This algorithm has no aggregated model, so there is nothing to compare the clients' weights with."
     whole = safetensors.torch.load(check_bytes((folder / "aggregated.fqssl").read_bytes()))
-    models = read_json(folder / "state.json")["models"]
+    state = read_json(folder / "state.json")
+    groups = read_json(folder / CLIENTS) if state.get("groups") else ()
+    models = {name: file for names, file in zip(groups, state.get("common", ()), strict=True) for name in names}
+    models |= state["models"]
     clients: dict[int, str] = {}
     for name, bits in sorted(run.bits.items()):
         if bits != FULL and name in models:

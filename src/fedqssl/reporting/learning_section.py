@@ -32,6 +32,8 @@ def _by_round(lines: Sequence[Sequence[tuple[float, float]]]) -> dict[float, lis
 def _client_lines(run: RunData, theme: Theme, key: str, what: str) -> list[Series]:
     """A line per client; for many clients also the median of each bitwidth."""
     crowd, found = len(run.clients) > CROWD, []
+    if run.many:
+        return _medians(run, theme, key)
     for client in run.clients:
         points = run.over_rounds(key, client.name)
         if points:
@@ -46,6 +48,23 @@ def _client_lines(run: RunData, theme: Theme, key: str, what: str) -> list[Serie
             Series(f"median of {bits_words(bits)}", middle, Mark("circle", theme.mark(bits).kind), strong=True)
         )
     return found
+
+
+def _medians(run: RunData, theme: Theme, key: str) -> list[Series]:
+    """Of a large fleet: the median of the clients of each bitwidth that took part in a round."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for line in run.rounds:
+        values: dict[int, list[float]] = {}
+        for name, value in (line.get(key) or {}).items():
+            last = value[-1] if isinstance(value, list) and value else value
+            if isinstance(last, (int, float)) and name in run.bits:
+                values.setdefault(run.bits[name], []).append(last)
+        for bits, of in values.items():
+            found.setdefault(bits, []).append((float(line["round"]), median(of)))
+    return [
+        Series(f"median of {bits_words(b)}", of, Mark("circle", theme.mark(b).kind), strong=True)
+        for b, of in sorted(found.items())
+    ]
 
 
 def _numbers(lines: Sequence[Series], average: Series | None = None) -> tuple[list[str], list[list[str]]]:

@@ -20,6 +20,10 @@ from fedqssl.lowbit import load_bytes
 Which = Literal["global", "local"]
 Labeled = tuple[Tensor, Tensor]
 """Images with their labels."""
+MOST_CLIENTS = 500
+"""Clients that are evaluated unless ``evaluation.clients`` says otherwise: each gets classifiers of its own."""
+PROBE_IMAGES = 50_000
+"""Training images of the closing probe unless ``evaluation.probe_images`` says otherwise: as many as CIFAR-10 has."""
 MONITOR_IMAGES = 1000
 COLLAPSE_IMAGES = 256
 NO_LABELS = "the data have no labels, so accuracy cannot be measured"
@@ -36,11 +40,23 @@ def unmeasured(context: Context) -> str | None:
     return "no images are held out (evaluation.holdout), so accuracy is not measured"
 
 
+def evaluated(context: Context) -> list[str]:
+    """Clients that are evaluated in the end, by name: all, or in a large simulation a sample of ``evaluation.clients``.
+
+    Clients of a real fleet evaluate themselves.
+    """
+    names, limit = sorted(context.bits), context.config.evaluation.clients or MOST_CLIENTS
+    if not isinstance(context, Simulation) or len(names) <= limit:
+        return names
+    order = torch.randperm(len(names), generator=generator(context.config.seed, "evaluated clients"))
+    return sorted(names[i] for i in order[:limit].tolist())
+
+
 def held_out(context: Context) -> list[str]:
-    """Clients with labeled held-out images in this place, those with most training images first."""
+    """Evaluated clients with labeled held-out images in this place, those with most training images first."""
     if not isinstance(context, Simulation) or context.train.labels is None:
         return []
-    names = (name for name, split in context.partition.clients.items() if len(split.test))
+    names = (name for name in evaluated(context) if len(context.partition.clients[name].test))
     return sorted(names, key=lambda name: (-context.sizes[name], name))
 
 
@@ -81,7 +97,7 @@ def collapse_monitor(context: Context, aggregated: fx.GraphModule) -> Collapse:
 
 
 def _features(encoder: torch.nn.Module, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-    part = some(len(context.train.images), context.config.evaluation.probe_images or None)
+    part = some(len(context.train.images), context.config.evaluation.probe_images or PROBE_IMAGES)
     assert context.train.labels is not None
     train = extract_features(encoder, context.train.images[part])
     return train, context.train.labels[part], extract_features(encoder, context.test.images)

@@ -9,20 +9,22 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from fedqssl.federated.server_state import ServerState, state_from_bytes, state_to_bytes
 from fedqssl.files import finite, locked, parse_json, read_json, write_atomically
 from fedqssl.imported import one_line
 from fedqssl.runs.metrics import MOST_ROUNDS, checked_line, read_line
+from fedqssl.runs.shared_models import Groups, SharedModels, share
 
 KEEP = 2
 """Checkpoints kept: the newest and the one before it."""
 SERVER_STATE = "server-state.fqssl"
+CLIENTS = "clients.json"
 UNSTARTED = {"checkpoints", "environment.json", "partition.json", "data.json", "config.toml"}
 """What is written when a run starts, config.toml last: a run that was stopped before that has nothing to lose."""
 
@@ -75,7 +77,11 @@ FileName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}\.fqssl$")]
 
 
 class _State(BaseModel):
-    """``state.json`` of a checkpoint: files by client, their digests, and the digest of the lines of ``metrics.jsonl``."""
+    """``state.json`` of a checkpoint: files by client, their digests, and the digest of the lines of ``metrics.jsonl``.
+
+    In large fleets, ``common`` has the files of the groups of clients in ``clients.json``, whose digest is ``groups``, and
+    ``models`` those of the other clients.
+    """
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -84,6 +90,11 @@ class _State(BaseModel):
     models: dict[str, FileName]
     sha256: dict[FileName, str]
     metrics: str | None = None
+    common: list[FileName] = []
+    groups: str | None = None
+
+
+_NAMES = TypeAdapter(list[list[str]])
 
 
 class RunFolder:
@@ -93,6 +104,9 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
+        self._groups: Groups | None = None
+        self._saved: tuple[Path, frozenset[str]] | None = None
+        self._lines: Any = None  # the digest of the lines so far, once it is known
 
     @classmethod
     def check_new(cls, path: Path, overwrite: bool) -> None:
@@ -148,11 +162,14 @@ class RunFolder:
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
-            metrics = self._metrics_digest(checkpoint.rounds_done) if self.metrics.exists() else None
+            if self._lines is None and self.metrics.exists():
+                self._lines = self._digest_of_lines(checkpoint.rounds_done)
+            metrics = None if self._lines is None else self._lines.hexdigest()
             self._fill(partial, checkpoint, metrics)
             if final.exists():
                 shutil.rmtree(final)
             os.replace(partial, final)
+            self._saved = final, frozenset(os.listdir(final))
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise RunError(
@@ -162,9 +179,10 @@ class RunFolder:
         for old in sorted(self.checkpoints.glob("round-?????"))[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
 
-    @staticmethod
-    def _fill(partial: Path, checkpoint: Checkpoint, metrics: str | None) -> None:
-        digests = {data: hashlib.sha256(data).hexdigest() for data in set(checkpoint.payloads.values())}
+    def _fill(self, partial: Path, checkpoint: Checkpoint, metrics: str | None) -> None:
+        shared = share(checkpoint.payloads, self._groups)
+        self._groups = shared.groups
+        digests = {data: hashlib.sha256(data).hexdigest() for data in {*shared.common, *shared.own.values()}}
         names = {data: f"model-{digest[:16]}.fqssl" for data, digest in digests.items()}
         files = {name: data for data, name in sorted(names.items(), key=lambda item: item[1])}
         sha256 = {names[data]: digest for data, digest in digests.items()}
@@ -176,14 +194,27 @@ class RunFolder:
                 files[name], sha256[name] = extra, hashlib.sha256(extra).hexdigest()
         state = {
             "rounds_done": checkpoint.rounds_done,
-            "totals": asdict(checkpoint.totals),
-            "models": {client: names[data] for client, data in checkpoint.payloads.items()},
+            "totals": dict(vars(checkpoint.totals)),
+            "models": {client: names[data] for client, data in shared.own.items()},
             "sha256": sha256,
             "metrics": metrics,
         }
+        if shared.groups:
+            files[CLIENTS] = json.dumps(shared.groups).encode()
+            state |= {"common": [names[data] for data in shared.common]}
+            state |= {"groups": hashlib.sha256(files[CLIENTS]).hexdigest()}
         for name, data in files.items():
-            write_atomically(partial / name, data)
-        write_atomically(partial / "state.json", json.dumps(state | {"digest": _digest(state)}, indent=1).encode())
+            self._write(partial / name, data)
+        text = json.dumps(state | {"digest": _digest(state)}, indent=None if shared.groups else 1)
+        write_atomically(partial / "state.json", text.encode())
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Write a file of a checkpoint; what the last one has under the name of its content is not written again."""
+        if self._saved is not None and path.name.startswith("model-") and path.name in self._saved[1]:
+            with contextlib.suppress(OSError):  # a file system without links
+                os.link(self._saved[0] / path.name, path)
+                return
+        write_atomically(path, data)
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint, or None; a checkpoint that was modified is an error."""
@@ -199,7 +230,10 @@ class RunFolder:
                 )
             state = _State.model_validate(values)
             files = {name: (folder / name).read_bytes() for name in state.sha256}
-            payloads = {client: files[name] for client, name in state.models.items()}
+            self._groups = self._read_groups(folder, state)
+            common = [files[name] for name in state.common]
+            own = {client: files[name] for client, name in state.models.items()}
+            payloads = SharedModels(self._groups, common, own).by_client()
         except RunError:
             raise
         except (OSError, ValueError, KeyError) as error:
@@ -213,20 +247,29 @@ class RunFolder:
         remembered = state_from_bytes(files[SERVER_STATE]) if SERVER_STATE in files else {}
         return Checkpoint(state.rounds_done, payloads, files.get("aggregated.fqssl"), state.totals, remembered)
 
+    @staticmethod
+    def _read_groups(folder: Path, state: _State) -> Groups:
+        if state.groups is None:
+            return ()
+        data = (folder / CLIENTS).read_bytes()
+        if hashlib.sha256(data).hexdigest() != state.groups:
+            raise RunError(f"{folder / CLIENTS} was modified; delete {folder} to resume from the previous checkpoint")
+        return _NAMES.validate_python(parse_json(data))
+
     def _check_metrics(self, state: _State) -> None:
         """Raise an error if the lines that a checkpoint was written after have changed since."""
         if (
             state.metrics is not None
             and self.metrics.exists()
-            and self._metrics_digest(state.rounds_done) != state.metrics
+            and self._digest_of_lines(state.rounds_done).hexdigest() != state.metrics
         ):
             raise RunError(
                 f"{self.metrics} was modified; restore it, or delete it to resume without the figures of earlier rounds"
             )
 
-    def _metrics_digest(self, rounds_done: int) -> str:
-        """Digest of the lines up to a round."""
-        return hashlib.sha256("".join(f"{line}\n" for line in self._kept(rounds_done)).encode()).hexdigest()
+    def _digest_of_lines(self, rounds_done: int) -> Any:
+        """Digest of the lines up to a round, to which later lines can be added."""
+        return hashlib.sha256("".join(f"{line}\n" for line in self._kept(rounds_done)).encode())
 
     def log(self, line: str) -> None:
         """Add a line with the time to ``log.txt``; if the log cannot be written, the run continues."""
@@ -236,10 +279,13 @@ class RunFolder:
 
     def append_metrics(self, line: dict[str, object]) -> None:
         """Add one line to ``metrics.jsonl``."""
+        text = json.dumps(finite(line), allow_nan=False) + "\n"
         with self.metrics.open("a") as file:
-            file.write(json.dumps(finite(line), allow_nan=False) + "\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        if self._lines is not None:
+            self._lines.update(text.encode())
 
     def lines(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``."""
@@ -250,6 +296,7 @@ class RunFolder:
 
     def cut_metrics(self, rounds_done: int) -> None:
         """Drop lines of rounds after the last checkpoint: they will be run again."""
+        self._lines = None
         if self.metrics.exists():
             self.write("metrics.jsonl", "".join(line + "\n" for line in self._kept(rounds_done)))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedqssl.config import RunConfig
 from fedqssl.data.from_config import load_split, server_images, training_split
 from fedqssl.data.images import ImageSet
+from fedqssl.data.mapped import raw
 
 _READ = ("data", "data_dir", "images", "image_size", "on_bad", "group", "buffer", "buffer_images")
 
@@ -19,7 +20,8 @@ def images_digest(train: ImageSet, test: ImageSet, public: Tensor | None) -> str
     digest = hashlib.sha256()
     for tensor in (train.images, train.labels, test.images, test.labels, public):
         if tensor is not None:
-            digest.update(tensor.contiguous().numpy().data)
+            for piece in raw(tensor):
+                digest.update(piece)
     return digest.hexdigest()
 
 

@@ -10,6 +10,7 @@ from fedqssl.config import load_run_config
 from fedqssl.federated.context import Context
 from fedqssl.plotting import FULL, FULL_COLOUR, INK, KNN, RULE, SHADES, SOFT, TROUGH, by_orders
 from fedqssl.runs.folder import RunFolder
+from fedqssl.runs.result import MANY
 
 SHAPES = "os^Dv"
 """Marks of the bitwidths, fewest bits first, as in the report."""
@@ -71,6 +72,9 @@ def _weights(axis: Any, lines: Sequence[Mapping[str, Any]], bits: Mapping[str, i
     """A line per client in the colour of its bits; clients that take turns have no line from round to round."""
     colours, marks = _colours(bits), _marks(bits)
     named: set[int] = set()
+    if len({name for line in lines for name in line["weights"]}) > MANY:
+        _weights_by_bits(axis, lines, bits)
+        return
     for name in sorted({name for line in lines for name in line["weights"]}):
         own = bits.get(name, FULL)
         took_part = [(line["round"], line["weights"][name]) for line in lines if name in line["weights"]]
@@ -86,18 +90,35 @@ def _weights(axis: Any, lines: Sequence[Mapping[str, Any]], bits: Mapping[str, i
         axis.legend(fontsize=8, ncols=2, frameon=False, labelcolor=SOFT)
 
 
+def _weights_by_bits(axis: Any, lines: Sequence[Mapping[str, Any]], bits: Mapping[str, int]) -> None:
+    """A point per client and round, one colour per bitwidth."""
+    colours, marks, found = _colours(bits), _marks(bits), dict[int, list[tuple[int, float]]]()
+    for line in lines:
+        for name, weight in line["weights"].items():
+            found.setdefault(bits.get(name, FULL), []).append((line["round"], weight))
+    for own, points in sorted(found.items()):
+        look = {"color": colours[own], "marker": marks[own], "s": 6, "alpha": 0.4}
+        axis.scatter(*zip(*points, strict=True), label=_words(own), **look)
+    plotting.dress(axis, "Aggregation weights", "round", "p_k")
+    axis.set_ylim(0, None)
+    axis.legend(fontsize=8, ncols=2, frameon=False, labelcolor=SOFT)
+
+
 def _partition(context: Context) -> Any:
     """Number of training images of each class at every client."""
     counts = context.label_counts()
     if counts is None:
         return _sizes(context)
-    names = sorted(counts)
+    names, words = sorted(counts), {n: f"{n} ({_words(context.bits[n])})" for n in counts}
     classes = context.train.class_names or tuple(map(str, range(len(counts[names[0]]["train"]))))
     table = [counts[n]["train"] for n in names]
+    if len(names) > MANY:
+        table, words = _by_bits(table, [context.bits[n] for n in names])
+        names = list(words)
     figure, axis = plotting.subplots(figsize=(2.5 + 0.6 * len(classes), 1.5 + 0.32 * len(names)))
     image = axis.imshow(table, cmap=_shades(), norm=_norm(table), aspect="auto")
     axis.set_xticks(range(len(classes)), classes, rotation=45, ha="right")
-    axis.set_yticks(range(len(names)), [f"{n} ({_words(context.bits[n])})" for n in names])
+    axis.set_yticks(range(len(names)), [words[n] for n in names])
     scale = "logarithmic" if _is_log(table) else "by square root"
     plotting.dress(axis, f"Training images by client and class (shades {scale})")
     if len(names) * len(classes) <= FEW_CELLS:
@@ -109,6 +130,14 @@ def _partition(context: Context) -> Any:
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=SOFT, labelsize=8, length=0, which="both")
     return figure
+
+
+def _by_bits(table: Sequence[Sequence[int]], bits: Sequence[int]) -> tuple[list[list[int]], dict[str, str]]:
+    """The counts of all clients of a bitwidth together, and what their rows are called."""
+    own = {b: [row for row, of in zip(table, bits, strict=True) if of == b] for b in sorted(set(bits))}
+    return [[sum(c) for c in zip(*of, strict=True)] for of in own.values()], {
+        str(b): f"{len(of):,} clients ({_words(b)})" for b, of in own.items()
+    }
 
 
 def _is_log(table: Sequence[Sequence[int]]) -> bool:
@@ -135,6 +164,11 @@ def _sizes(context: Context) -> Any:
     """Without labels: number of training images at every client."""
     names, colours = sorted(context.bits), _colours(context.bits)
     counts = [context.sizes[n] for n in names]
+    if len(names) > MANY:
+        figure, axis = plotting.subplots(figsize=(6, 3))
+        axis.hist(counts, bins=40, color=INK)
+        plotting.dress(axis, f"Training images of {len(names):,} clients (no labels)", "images", "clients")
+        return figure
     figure, axis = plotting.subplots(figsize=(6, 1.5 + 0.32 * len(names)))
     log = by_orders(counts)
     axis.barh(range(len(names)), counts, color=[colours[context.bits[n]] for n in names], height=0.6, log=log)

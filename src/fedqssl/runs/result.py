@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median, quantiles
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -39,6 +39,11 @@ Seconds = Annotated[float, Field(strict=True, ge=0, le=1e18)]
 Line = Annotated[str, Field(strict=True, max_length=4096), AfterValidator(printable)]
 Shares = Annotated[Mapping[str, Share], AfterValidator(_known)]
 """Types of ``result.json``: a folder of somebody else's may hold anything."""
+
+
+MIN_SPREAD = 10
+MANY = 100
+"""Above this number of clients, tables have a row per bitwidth."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +152,31 @@ class RunResult:
         check_sum(folder, path.name, data)
         return found
 
+    def distributions(self) -> tuple[list[str], list[list[str]]]:
+        """The clients of each bitwidth together: names of the columns, and rows. Accuracies are those that were measured."""
+        head = ["bits", "clients", "took part", "images", "measured", "local accuracy", "untrained", "traffic"]
+        rows = []
+        for bits in sorted({c.bits for c in self.clients.values()}):
+            of = [c for c in self.clients.values() if c.bits == bits]
+            known = [c.local_accuracy for c in of if c.local_accuracy is not None]
+            untrained = [c.controls["untrained"] for c in of if c.controls and "untrained" in c.controls]
+            figures = bits, len(of), sum(c.bytes_up > 0 for c in of), round(median(c.samples for c in of)), len(known)
+            shares = _spread(known), percent(fmean(untrained)) if untrained else "-"
+            rows.append([f"{n:,}" for n in figures] + [*shares, bytes_text(sum(c.bytes_up + c.bytes_down for c in of))])
+        return head, rows
+
     def table(self) -> Table:
-        """The closing table: a row per client; it fits into 80 columns."""
+        """The closing table: a row per client, in large fleets one per bitwidth; it fits into 80 columns."""
         title, caption = Text(self.headline()), self.verdict() or None
         table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False)
         table.title_justify = table.caption_justify = "left"
+        if len(self.clients) > MANY:
+            head, rows = self.distributions()
+            for column in head:
+                table.add_column(column, justify="right")
+            for row in rows:
+                table.add_row(*row)
+            return table
         table.add_column("client", no_wrap=True)
         for column in ("bits", "images", "local accuracy", "untrained", "best control", "traffic"):
             table.add_column(column, justify="right")
@@ -170,6 +195,14 @@ class RunResult:
 
 
 _RESULT = TypeAdapter(RunResult)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """``45.0% (31.2 to 60.0)``: the mean, and what all but a tenth of the clients on either side have."""
+    if len(values) < MIN_SPREAD:
+        return percent(fmean(values) if values else None)
+    low, *_, high = (100 * share for share in quantiles(values, n=10))
+    return f"{percent(fmean(values))} ({low:.1f} to {high:.1f})"
 
 
 def percent(value: float | None) -> str:

@@ -25,7 +25,7 @@ from fedqssl.federated.server.aggregate import NothingToAggregateError
 from fedqssl.federated.server.operators import ServerOperators
 from fedqssl.federated.server.plausible import check_values
 from fedqssl.federated.server_state import ServerState
-from fedqssl.federated.state import read_payload, read_state
+from fedqssl.federated.state import State, read_payload, read_state
 from fedqssl.lowbit import ContainerError, to_bytes
 from fedqssl.runs.clock import TIME, Clock
 from fedqssl.runs.evaluate import collapse_monitor, knn_monitor
@@ -244,6 +244,7 @@ def _validated(
 ) -> tuple[Replies, dict[str, str], dict[str, str]]:
     """Uploads that the server may use, and why the others were rejected: not valid, or valid but not plausible."""
     valid, rejected, implausible = {}, {}, {}
+    known: dict[tuple[int, bytes], State] = {}  # clients of the same bits usually received the same bytes
     for name, reply in replies.items():
         try:
             context.algorithm.check(reply[0], context.bits[name], context.task)
@@ -251,17 +252,19 @@ def _validated(
             rejected[name] = str(error)
             continue
         try:
-            _check_plausible(context, name, reply, sent[name])
+            key = context.bits[name], sent[name]
+            if key not in known:
+                known[key] = read_payload(sent[name], context.bits[name], context.task)
+            _check_plausible(context, name, reply, known[key])
             valid[name] = reply
         except ContainerError as error:
             implausible[name] = str(error)
     return valid, rejected, implausible
 
 
-def _check_plausible(context: Context, name: str, reply: tuple[bytes, ClientMetrics], sent: bytes) -> None:
+def _check_plausible(context: Context, name: str, reply: tuple[bytes, ClientMetrics], received: State) -> None:
     """Raise ContainerError for values or losses that no training can have given."""
     upload, metrics = reply
-    received = read_payload(sent, context.bits[name], context.task)
     model = context.algorithm.model_in(upload, received, context.bits[name], context.task)
     if model is not None:
         check_values(received, model)

@@ -19,6 +19,8 @@ from fedqssl.runs.round import sampled
 
 MOST = 200
 """Rounds that are looked at one by one; more are expected to take as long as these."""
+MOST_DRAWN = 20_000
+"""Clients that these rounds are drawn from, all in all: in large fleets fewer rounds are looked at, at least one."""
 
 
 class TimeLeft:
@@ -49,7 +51,7 @@ class TimeLeft:
         rounds = range(done, context.config.rounds)
         if not self._rounds or not rounds:
             return 0.0
-        looked = rounds[: 1 if _all_take_part(context) else MOST]
+        looked = rounds[: 1 if _all_take_part(context) else max(min(MOST, MOST_DRAWN // len(context.bits)), 1)]
         expected = sum(self._clients(context, number) for number in looked) / len(looked)
         return len(rounds) * (expected + sum(rest for *_, rest in self._usual()) / len(self._usual()))
 

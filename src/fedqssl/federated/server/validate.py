@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from fedqssl.federated.task import Task
-from fedqssl.lowbit import load_bytes, to_bytes
+from fedqssl.lowbit import to_bytes
 
 Check = Callable[[bytes, int, Task], None]
 """(upload, the client's bits, task) -> nothing, or a ContainerError that says what is wrong."""
@@ -17,7 +17,7 @@ SLACK = 2.0
 
 def check_model(payload: bytes, bits: int, task: Task) -> None:
     """Raise ContainerError unless this is the task's model in this client's bits."""
-    load_bytes(task.reader(bits), payload, max_bytes=int(SLACK * _usual_length(task, bits)))
+    task.reader(bits).load(payload, max_bytes=int(SLACK * _usual_length(task, bits)))
 
 
 @functools.lru_cache(maxsize=16)
