@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedqssl.deploy.fleet import GOING, INTERRUPTED, Fleet
 from fedqssl.units import counted, seconds_text
@@ -77,15 +77,19 @@ def awaited(values: Mapping[str, Any]) -> str:
     return f"the round has been waiting for {', '.join(run['awaited'])}{ago}"
 
 
+def ago(then: float | None) -> str:
+    """How long ago it was: ``3.0 s ago``; None is never."""
+    return "never" if then is None else f"{seconds_text(max(1.0, time.time() - then))} ago"
+
+
 def table(values: Mapping[str, Any]) -> Table:
-    """The status as text."""
-    found = Table(*COLUMNS, title=headline(values))
+    """The clients as text."""
+    found = Table(*(Column(name, no_wrap=name == "connected") for name in COLUMNS))
     for name, c in values["clients"].items():
-        seen = "never" if c["last_seen"] is None else f"{max(0, time.time() - c['last_seen']):.0f} s ago"
         known = ["-" if c[key] is None else str(c[key]) for key in ("bits", "images")]
         sizes = [f"{c[key] / 1024:.0f} KiB" for key in ("bytes_up", "bytes_down", "wire_received")]
-        found.add_row(name, "yes" if c["connected"] else "no", *known, seen, *sizes)
+        found.add_row(name, "yes" if c["connected"] else "no", *known, ago(c["last_seen"]), *sizes)
     return found
 
 
-__all__ = ["awaited", "collect", "headline", "run_line", "server_line", "table"]
+__all__ = ["ago", "awaited", "collect", "headline", "run_line", "server_line", "table"]
