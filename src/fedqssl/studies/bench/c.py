@@ -111,12 +111,11 @@ def run(file: Path, repeats: int = 7, calls: int = 500) -> Record:
         folder = Path(name)
         for file_name, text in made.files.items():
             (folder / file_name).write_text(text)
-        work, skipped = available(
-            {
-                **{build: partial(on_this_processor, folder, pixels, calls, build) for build in BUILDS},
-                ORT: lambda: in_fp32(model, pixels, calls),
-            }
-        )
+        candidates: dict[str, Callable[[], Work]] = {
+            build: partial(on_this_processor, folder, pixels, calls, build) for build in BUILDS
+        }
+        candidates[ORT] = lambda: in_fp32(model, pixels, calls)
+        work, skipped = available(candidates)
         reference = ORT if ORT in work else next(iter(work), None)
         timings = interleaved(work, reference, repeats=repeats) if reference is not None else {}
         cortex, missing = available({cpu: partial(on_cortex, folder, cpu) for cpu in BOARDS})
