@@ -8,6 +8,7 @@ Writes OUT/train/NN/*.png and OUT/test/NN/*.png (2,001 and 2,000 photos in propo
 """
 
 import random
+import shutil
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -33,12 +34,13 @@ def draw(classes: list[list[Path]], photos: int, draws: random.Random) -> list[l
 
 
 def main(source: Path, out: Path, train: int, test: int) -> None:
-    """Write both folders; an existing OUT is an error."""
+    """Write both folders; an existing OUT is an error, and after any other error nothing is left of it."""
     draws = random.Random(0)
-    folders = sorted((f for f in source.iterdir() if f.is_dir() and f.name.isdigit()), key=lambda f: int(f.name))
+    folders = sorted((f for f in source.glob("*") if f.is_dir() and f.name.isdigit()), key=lambda f: int(f.name))
     if not folders or not all(map(tracks, folders)):
         sys.exit(f"{source} has no folders 0 to 42 (or 00000 to 00042) with files like 00000_00000.ppm")
-    out.mkdir(parents=True)
+    if out.exists():
+        sys.exit(f"{out} exists; name a new folder")
     halves: dict[str, list[list[Path]]] = {"train": [], "test": []}
     for folder in folders:
         signs = tracks(folder)
@@ -51,7 +53,11 @@ def main(source: Path, out: Path, train: int, test: int) -> None:
             to = out / part / f"{int(folder.name):02d}"
             to.mkdir(parents=True)
             for file in files:
-                Image.open(file).save(to / f"{file.stem}.png")
+                try:
+                    Image.open(file).save(to / f"{file.stem}.png")
+                except (OSError, ValueError) as error:
+                    shutil.rmtree(out)
+                    sys.exit(f"{file} cannot be read ({error}); fetch it again, then start over")
 
 
 if __name__ == "__main__":

@@ -256,6 +256,9 @@ def test_status_shows_who_and_what(fleet):
     with only_one(fleet.server, "the server"):
         values = collect(fleet)
         shown = CliRunner().invoke(app, ["deploy", "status", str(fleet.path)], env={"COLUMNS": "160"}).output
+        narrow = CliRunner().invoke(app, ["deploy", "status", str(fleet.path)], env={"COLUMNS": "80"}).output
+    assert "connected ┃" in narrow and "…" not in narrow
+    assert narrow.splitlines()[0] == "server up, 1 of 2 clients connected; smoke-1: running, round 2 of 2"
     assert values["serving"] and values["clients"]["car-1"] == {
         "connected": True,
         "bits": 4,

@@ -173,8 +173,17 @@ def test_a_run_that_goes_on_waits_for_the_clients_it_had(fleet, pictures, tmp_pa
     broken_off(fleet, pictures, tmp_path)
     grid, shown = FleetGrid(fleet, roles(pictures, tmp_path)), Lines()
     grid.online = {"car-1"}
-    threading.Timer(2, lambda: grid.online.update(CLIENTS)).start()
+    waited: list[dict] = []
+    stale = fleet.runs / "smoke-1" / "awaited.json"
+
+    def come() -> None:
+        waited.append({**collect(fleet)["run"], "stale": stale.exists(), **fleet.exchanged("status.json")["clients"]})
+        grid.online.update(CLIENTS)
+
+    write_atomically(stale, b'{"clients": ["car-1"], "since": 1}')
+    threading.Timer(2, come).start()
     run_of(fleet, grid, pictures).play(shown)
+    assert waited[0]["round"] == 1 and waited[0]["car-1"]["bytes_up"] > 0 and not waited[0]["stale"]
     assert "waiting for clients: 1 of 3 connected; expected back: car-2, van-3" in shown.lines
     assert lines_of(fleet)[1]["rejected"] == {} and len(lines_of(fleet)[1]["weights"]) == 3
 

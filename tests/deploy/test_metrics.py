@@ -98,6 +98,25 @@ def test_the_dashboard_shows_what_there_is():
     cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
     assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24  # no panel covers another
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    (source,) = board["__inputs"]
+    asked = {"type": source["pluginId"], "uid": f"${{{source['name']}}}"}  # what an import replaces by one's own
+    plugins = {need["id"] for need in board["__requires"]} | {
+        "stat",
+        "timeseries",
+        "bargauge",
+        "state-timeline",
+        "table",
+    }
+    for panel in board["panels"]:
+        assert panel["title"] and panel["type"] in plugins and panel["datasource"] == asked
+        assert isinstance(panel["fieldConfig"]["defaults"], dict) and isinstance(
+            panel["fieldConfig"]["overrides"], list
+        )
+        names = [target["refId"] for target in panel["targets"]]
+        assert names and len(names) == len(set(names))
+        for target in panel["targets"]:
+            assert all(target["expr"].count(a) == target["expr"].count(b) for a, b in ("()", "{}", "[]"))
+    assert board["uid"] and board["schemaVersion"] >= 36 and {"from", "to"} == set(board["time"])
 
 
 def test_lines_are_read_again_only_when_there_are_more(fleet, monkeypatch):
@@ -129,7 +148,8 @@ def test_the_page_of_a_fleet(fleet, serving, monkeypatch):
         assert '<a href="/run">' in page and "Content-Security-Policy" in page
         status, report, _ = ask(port, "/run")
         assert status == 200 and "Learning curves" in report
-        assert "has not received 1 update yet: van-3." in report  # the report says it, too
+        said = r'<p class="lead">Round \d has not received 1 update yet: van-3\.</p>'  # a fact, not an alarm
+        assert re.search(said, report) and report.count("has not received") == 1
         assert parsed(ask(port, "/metrics")[1])["fedqssl_round"] == 1
         for path in ("/../server/server.key", "/server/status.json", "/run/"):
             assert ask(port, path)[0] == 404

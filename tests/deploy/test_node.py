@@ -126,6 +126,14 @@ def test_a_server_that_is_away_is_no_refusal(fleet, monkeypatch, restored):
     assert "car-1 is connected" in server.said and "server back" in server.log
 
 
+def test_a_server_that_was_away_for_a_while_is_said_to_be_back(fleet, monkeypatch, restored):
+    pulls = [NOTHING, httpx.ConnectError("refused"), httpx.ConnectError("refused"), NOTHING, KeyboardInterrupt()]
+    server = served(fleet, monkeypatch, Server(PullMessages=pulls))
+    lines = server.said.splitlines()
+    assert [line for line in lines if "again" in line] == ["car-1 is connected to 127.0.0.1:9999 again"]
+    assert lines.index("car-1 is connected to 127.0.0.1:9999 again") > 1 and "server back" in server.log
+
+
 def test_a_client_of_another_version_ends_with_the_servers_line(fleet, monkeypatch, restored):
     line = "the client has fedqssl 1.0.0, but the server has 2.0.0; upgrade the client to fedqssl 2.0.0"
     error = status(connection.UPGRADE)

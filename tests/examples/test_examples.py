@@ -81,19 +81,39 @@ def test_two_kinds(example, tmp_path, other):
     assert len({image.tobytes() for image in upright}) == 120
 
 
-def test_traffic_signs(example, tmp_path):
-    """No sign is on both sides."""
+@pytest.fixture
+def signs(tmp_path):
     for kind in range(2):
         (tmp_path / "gtsrb" / f"{kind:05d}").mkdir(parents=True)
         for track in range(4):
             for frame in range(3):
                 name = f"{kind:05d}/{track:05d}_{frame:05d}.ppm"
                 Image.new("RGB", (8, 8), (kind, track, frame)).save(tmp_path / "gtsrb" / name)
-    example("traffic_signs").main(tmp_path / "gtsrb", tmp_path / "out", 6, 4)
+    return tmp_path / "gtsrb"
+
+
+def test_traffic_signs(example, signs, tmp_path):
+    """No sign is on both sides."""
+    example("traffic_signs").main(signs, tmp_path / "out", 6, 4)
     parts = {part: sorted((tmp_path / "out" / part).rglob("*.png")) for part in ("train", "test")}
     assert {part: len(files) for part, files in parts.items()} == {"train": 6, "test": 4}
-    signs = [{(file.parent.name, file.name.partition("_")[0]) for file in files} for files in parts.values()]
-    assert not signs[0] & signs[1] and {file.parent.name for file in parts["test"]} == {"00", "01"}
+    sides = [{(file.parent.name, file.name.partition("_")[0]) for file in files} for files in parts.values()]
+    assert not sides[0] & sides[1] and {file.parent.name for file in parts["test"]} == {"00", "01"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"P6 8 8 255 too short", b"P6 8 x 255 "])
+def test_traffic_signs_that_cannot_be_read(damage, example, signs, tmp_path):
+    """One line that names the file, and nothing is left that would be in the way of a second try."""
+    made = example("traffic_signs").main
+    for file in signs.rglob("*.ppm"):
+        file.write_bytes(damage)
+    with pytest.raises(SystemExit, match=r"_0000\d\.ppm cannot be read .*; fetch it again"):
+        made(signs, tmp_path / "out", 6, 4)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(SystemExit, match="has no folders 0 to 42"):
+        made(tmp_path / "nowhere", tmp_path / "out", 6, 4)
+    with pytest.raises(SystemExit, match="exists; name a new folder"):
+        made(signs, tmp_path, 6, 4)
 
 
 def test_own_photos(example, tmp_path, capsys):

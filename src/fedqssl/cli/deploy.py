@@ -267,12 +267,13 @@ def stop(fleet: Folder) -> None:
 def status(fleet: Folder, json: Json = False, client: StatusClient = None) -> None:
     """Show which clients are connected, their bits, when each was last seen, and bytes transferred."""
     from fedqssl.deploy.fleet import Fleet
-    from fedqssl.deploy.status import awaited, collect, table
+    from fedqssl.deploy.status import awaited, collect, headline, table
 
     values = collect(Fleet.open(fleet))
     if json:
         typer.echo(json_format.dumps(values, indent=1))
         return
+    typer.echo(headline(values))
     Console().print(table(values, client))
     if line := awaited(values):
         typer.echo(line)

@@ -145,10 +145,12 @@ class Connection:
             now = f" now ({why(error)})" if isinstance(error, httpx.HTTPStatusError) else ""
             self.say(f"{self.fleet.address} cannot be reached{now}; retrying until it can")
 
-    def _back(self) -> None:
-        if self.told:
-            self.told = False
+    def _back(self) -> bool:
+        """Whether the server was away until now."""
+        was_away, self.told = self.told, False
+        if was_away:
             self.events.note("server back")
+        return was_away
 
     def _beat(self) -> bool:
         """Whether the server received our heartbeat; if not, the next request shows the reason."""
@@ -171,7 +173,8 @@ class Connection:
                 time.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
                 tries += 1
             else:
-                self._back()
+                if self._back():
+                    self.say(f"{self.name} is connected to {self.fleet.address} again")
                 return found
 
     def _ask(self, call: Callable[[Any], Any], request: Any) -> Any:

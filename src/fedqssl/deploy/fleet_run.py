@@ -57,6 +57,7 @@ class FleetRun:
         self.refused: dict[str, str] = {}
         self.ask_again: dict[str, float] = {}
         self.awaited: tuple[list[str], float] = [], 0.0
+        self._awaited_file = self.folder.path / "awaited.json"
         self.round, self.totals = 0, {"up": dict[str, int](), "down": dict[str, int]()}
 
     def play(self, shown: Progress) -> RunResult:
@@ -87,6 +88,8 @@ class FleetRun:
             self.roster = read_roster(read_json(self.folder.path / "roster.json"))
             self._check_images(images.context(self.config, self.roster))
             check_surroundings(self.config, self.folder, shown)
+            self._reached(self.folder.latest())
+            self._awaited_file.unlink(missing_ok=True)
         before = dict(self.roster)
         run, context = self._identity(), images.context(self.config, self.roster)
         check_model(context)
@@ -110,7 +113,7 @@ class FleetRun:
                 if new:
                     context = images.context(self.config, self.roster)
                     checkpoint = self._welcome(context, checkpoint, new, progress)
-                self.round, self.totals = checkpoint.rounds_done, vars(checkpoint.totals)
+                self._reached(checkpoint)
                 self._status("running")
                 watch.what = f"round {checkpoint.rounds_done + 1}"
                 return context, checkpoint
@@ -132,6 +135,11 @@ class FleetRun:
             result = play_to_end(context, checkpoint, equipment)
         progress.say(finished_report(self.folder.path))
         return result
+
+    def _reached(self, checkpoint: Checkpoint | None) -> None:
+        """Note how far the run is, for its status."""
+        if checkpoint is not None:
+            self.round, self.totals = checkpoint.rounds_done, vars(checkpoint.totals)
 
     def _watch(self, engine: FlowerEngine, progress: Progress) -> FleetWatch:
         return FleetWatch(self.fleet, Patience(self.config.deadline), self._await, progress.say)
@@ -228,11 +236,10 @@ class FleetRun:
         """Tell ``deploy status`` and the report whom the round is waiting for."""
         self.awaited = names, since
         self._status("running")
-        note = self.folder.path / "awaited.json"
         if names:
-            write_json(note, {"clients": names, "since": since})
+            write_json(self._awaited_file, {"clients": names, "since": since})
         else:
-            note.unlink(missing_ok=True)
+            self._awaited_file.unlink(missing_ok=True)
 
     def _status(self, state: str, error: str | None = None) -> None:
         """Update ``status.json`` for ``deploy status``; the supervisor's ``id`` is kept."""

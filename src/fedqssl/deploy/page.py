@@ -10,13 +10,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from fedqssl.deploy.fleet import Fleet, FleetError
 from fedqssl.deploy.metrics import Rounds, prometheus
-from fedqssl.deploy.status import awaited, collect, run_line, server_line
+from fedqssl.deploy.status import ago, awaited, collect, run_line, server_line
 from fedqssl.listen import bind
 from fedqssl.reporting.live import LivePage, server
 from fedqssl.reporting.page import build_report, render
@@ -79,9 +78,8 @@ def _tiles(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 def _client(name: str, told: dict[str, Any], waited: list[str], lines: list[dict[str, Any]]) -> dict[str, Any]:
-    seen = "never" if told["last_seen"] is None else f"{seconds_text(max(1.0, time.time() - told['last_seen']))} ago"
     rejected = sum(name in (line.get("rejected") or {}) for line in lines)
-    return {**told, "name": name, "seen": seen, "awaited": name in waited, "rejected": rejected}
+    return {**told, "name": name, "seen": ago(told["last_seen"]), "awaited": name in waited, "rejected": rejected}
 
 
 class RunPage(LivePage):

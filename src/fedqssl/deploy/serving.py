@@ -17,6 +17,8 @@ from fedqssl.engines.flower import hush
 from fedqssl.listen import ConnectionLimits, Doors, bind, limited_protocol, small_tls_buffers
 
 if TYPE_CHECKING:
+    from socket import socket
+
     import uvicorn
 
 CONNECTIONS = ConnectionLimits(total=500, each=100)
@@ -45,14 +47,7 @@ def serve(
         resume: resume an interrupted run without being asked for.
         page: where to show the fleet in a browser: a port, or an address and a port.
     """
-    if not (fleet.server / "server.key").is_file():
-        raise FleetError(
-            f"{fleet.server} has no key: this is a client's copy of the fleet; start the server where you ran init"
-        )
-    if why := full(fleet.server):
-        raise FleetError(f"{why}; free some space, then start the server again")
-    for spec in filter(None, (data.buffer, data.labeled)):
-        load_dataset(spec, "train", on_bad="skip")  # what cannot be read is an error now, not in an hour
+    _check_ready(fleet, data)
     os.environ["FLWR_HOME"] = str(fleet.server / "flwr")
     import uvicorn
 
@@ -76,16 +71,39 @@ def serve(
         if shown is not None:
             say(f"the fleet's page is http://{own_address(*shown.address)}; it can only be read")
         events.note("server started", host=host, port=port)
-        signal.signal(signal.SIGTERM, stop_like_ctrl_c)  # uvicorn ends in order, and then gives the signal on
-        supervisor.start()
         try:
-            with suppress(KeyboardInterrupt):
-                uvicorn.Server(config).run(sockets=[sock])
+            _until_stopped(uvicorn.Server(config), sock, supervisor)
         finally:
-            supervisor.leave()
             if shown is not None:
                 shown.end()
             events.note("server stopped")
+
+
+def _check_ready(fleet: Fleet, data: ServerData) -> None:
+    """Refuse what would only fail later: a client's copy of the fleet, a full disk, images that cannot be read.
+
+    Raises:
+        FleetError: there is no key, or no space.
+        DataError: the images cannot be read.
+    """
+    if not (fleet.server / "server.key").is_file():
+        raise FleetError(
+            f"{fleet.server} has no key: this is a client's copy of the fleet; start the server where you ran init"
+        )
+    if why := full(fleet.server):
+        raise FleetError(f"{why}; free some space, then start the server again")
+    for spec in filter(None, (data.buffer, data.labeled)):
+        load_dataset(spec, "train", on_bad="skip")
+
+
+def _until_stopped(server: uvicorn.Server, sock: socket, supervisor: Supervisor) -> None:
+    signal.signal(signal.SIGTERM, stop_like_ctrl_c)  # uvicorn ends in order, and then gives the signal on
+    supervisor.start()
+    try:
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[sock])
+    finally:
+        supervisor.leave()
 
 
 class Certificate:

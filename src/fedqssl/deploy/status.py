@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedqssl.deploy.fleet import GOING, INTERRUPTED, Fleet, FleetError
 from fedqssl.imported import nearest
@@ -81,6 +81,11 @@ def awaited(values: Mapping[str, Any]) -> str:
     return f"the round has been waiting for {', '.join(run['awaited'])}{ago}"
 
 
+def ago(then: float | None) -> str:
+    """How long ago it was: ``3.0 s ago``; None is never."""
+    return "never" if then is None else f"{seconds_text(max(1.0, time.time() - then))} ago"
+
+
 def _shown(clients: Mapping[str, Any], only: str | None) -> tuple[list[str], str | None]:
     """Whom the table shows, and what it says about the others."""
     if only is not None:
@@ -99,16 +104,15 @@ def _shown(clients: Mapping[str, Any], only: str | None) -> tuple[list[str], str
 
 
 def table(values: Mapping[str, Any], only: str | None = None) -> Table:
-    """The status as text: of all clients, of ``only`` one, or of a large fleet those that are not connected first."""
+    """The clients as text: all, ``only`` one, or of a large fleet those that are not connected first."""
     names, caption = _shown(values["clients"], only)
-    found = Table(*COLUMNS, title=headline(values), caption=caption)
+    found = Table(*(Column(name, no_wrap=name == "connected") for name in COLUMNS), caption=caption)
     for name in names:
         c = values["clients"][name]
-        seen = "never" if c["last_seen"] is None else f"{max(0, time.time() - c['last_seen']):.0f} s ago"
         known = ["-" if c[key] is None else str(c[key]) for key in ("bits", "images")]
         sizes = [f"{c[key] / 1024:.0f} KiB" for key in ("bytes_up", "bytes_down", "wire_received")]
-        found.add_row(name, "yes" if c["connected"] else "no", *known, seen, *sizes)
+        found.add_row(name, "yes" if c["connected"] else "no", *known, ago(c["last_seen"]), *sizes)
     return found
 
 
-__all__ = ["awaited", "collect", "headline", "run_line", "server_line", "table"]
+__all__ = ["ago", "awaited", "collect", "headline", "run_line", "server_line", "table"]

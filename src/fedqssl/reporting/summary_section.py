@@ -89,7 +89,6 @@ def warnings(run: RunData) -> list[str]:
     found = [words for words in (verdict(run, worth=False), *collapse_warnings(run)) if words]
     fallen = knn_warning(run.last("knn"), run.last("untrained_knn"))
     found += [f"{fallen}."] if fallen else []
-    found += _awaited(run)
     rejected = [item for line in run.rounds for item in line.get("rejected", {}).items()]
     if rejected:
         times, reasons = Counter(name for name, _ in rejected), dict(rejected)
@@ -102,14 +101,14 @@ def warnings(run: RunData) -> list[str]:
     return found
 
 
-def _awaited(run: RunData) -> list[str]:
-    """Whom an unfinished run on real machines is waiting for; its server notes it beside the run."""
+def awaited(run: RunData) -> str:
+    """Whom an unfinished run on real machines is waiting for, which its server notes beside the run; else nothing."""
     noted = read_json_or_none(run.path / "awaited.json") if run.result is None else None
     names = noted.get("clients") if isinstance(noted, dict) else None
     if not isinstance(names, list) or not names:
-        return []
+        return ""
     shown = ", ".join(str(name)[:MAX_NAME] for name in names[:10]) + (", ..." if len(names) > 10 else "")
-    return [f"Round {run.done + 1} has not received {counted(len(names), 'update')} yet: {shown}."]
+    return f"Round {run.done + 1} has not received {counted(len(names), 'update')} yet: {shown}."
 
 
 def updated(run: RunData) -> str:
@@ -183,4 +182,15 @@ def link(target: Path, base: Path) -> str | None:
     return quote(relative) if not relative.startswith("/") else f"file://{quote(relative)}"
 
 
-__all__ = ["bits_summary", "headline", "link", "server_work", "software", "tiles", "updated", "verdict", "warnings"]
+__all__ = [
+    "awaited",
+    "bits_summary",
+    "headline",
+    "link",
+    "server_work",
+    "software",
+    "tiles",
+    "updated",
+    "verdict",
+    "warnings",
+]

@@ -7,6 +7,9 @@ from torch import nn
 
 from c_models import answers, compiled, pixels, written
 from device_models import CARD, made
+from fedqssl.config import load_config
+from fedqssl.data.scenes import scenes
+from fedqssl.device import lean
 from fedqssl.device.c_export import to_c
 from fedqssl.device.c_export.graph import lowered
 from fedqssl.device.c_export.operations import Average, Convolution, Stretch
@@ -14,9 +17,13 @@ from fedqssl.device.c_export.simulate import carry_out, simulate
 from fedqssl.device.model import from_bytes, pack_device
 from fedqssl.lowbit import LowBitOptions, Precision, to_lowbit
 from fedqssl.lowbit.layers import LowBitNorm, RangeCodes
-from fedqssl.maker.personal import device_model
+from fedqssl.maker.finished_run import FinishedRun
+from fedqssl.maker.personal import device_bytes, device_model
 from fedqssl.models.network import SelfSupervisedNetwork
 from fedqssl.models.registry import build_model
+from fedqssl.quant.kernels import native
+from fedqssl.runs import start
+from tiny_run import silent
 
 SANITIZED = "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
 QUICK = {("small_cnn", 4)}
@@ -29,8 +36,6 @@ EVERY = [
 
 @pytest.fixture(scope="module")
 def pictures():
-    from fedqssl.data.scenes import scenes
-
     return scenes(1000, "train")
 
 
@@ -138,6 +143,24 @@ def test_a_client_of_a_run(finished, pictures):
     scores, _ = scores_of(model, images)
     assert model.manifest.bits == 2
     assert (scores.argmax(1) == model.logits(images).numpy().argmax(1)).mean() >= 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not native.available(), reason=native.REASON)
+@pytest.mark.parametrize("name", ["small_cnn", "resnet9"])
+def test_every_client_of_a_trained_run(name, tmp_path):
+    """Of 2, 4, 6 and 8 bits, on images that no client had: the C, and the runtime without torch, answer as torch does."""
+    words = {"model": name, "width": 16, "bits": [2, 4, 6, 8], "clients": 4, "fraction": 0.5, "beta": 1, "rounds": 4}
+    words |= {"images": 1500, "workers": 1, "evaluation.controls": "none", "evaluation.knn_every": 0}
+    run = FinishedRun.open(start(load_config("quickstart", words), tmp_path / "run", say=silent).folder)
+    images = scenes(1000, "test").images
+    for client in run.result.clients:
+        file = device_bytes(run, client)
+        ours = from_bytes(file).logits(images).numpy().argmax(1)
+        folder = written(to_c(from_bytes(file)).files, tmp_path / client)
+        classes, _ = answers(compiled(folder, "-O2"), images)
+        assert (classes == ours).mean() >= 0.995 and len(set(ours.tolist())) > 3
+        assert (lean.from_bytes(file).logits(images.numpy()).argmax(1) == ours).mean() >= 0.995
 
 
 @pytest.mark.parametrize("bits", [2, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (4, 6)), 8])

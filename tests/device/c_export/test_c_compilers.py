@@ -1,5 +1,8 @@
 """The exported folder under compilers, sanitizers and on a Cortex-M in qemu; skipped where a program is missing."""
 
+import platform
+import re
+import shutil
 import subprocess
 
 import pytest
@@ -26,10 +29,29 @@ def run(words, folder) -> str:
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_clean_under_sanitizers(compiler, folder):
+    (folder / "empty.c").write_text("int main(void) { return 0; }\n")
+    words = [needed(compiler, compiler), "-fsanitize=address,undefined", "-o", "empty", "empty.c"]
+    if subprocess.run(words, cwd=folder, capture_output=True).returncode:
+        pytest.skip(f"{compiler} has no sanitizers here (for clang 14: apt-get install libclang-rt-14-dev)")
     program = compiled(
         folder, "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", compiler=compiler
     )
     assert OK in run([str(program)], folder)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions of a PC")
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_a_pc_with_avx2_uses_it_and_one_without_computes_the_same(compiler, folder):
+    """Without any option for this processor, by a choice when the program runs."""
+    disassemble = [needed("objdump", "binutils"), "-d", "--no-show-raw-insn"]
+    program = str(compiled(folder, "-O2", compiler=compiler))
+    assert re.search(r"vpmaddwd .*%ymm", run([*disassemble, program], folder))
+    assert OK in run([program], folder)
+    if shutil.which("qemu-x86_64"):
+        assert OK in run(["qemu-x86_64", "-cpu", "Nehalem", program], folder)
+    plain = str(compiled(folder, "-O2", "-DMODEL_PLAIN_C", compiler=compiler))
+    assert not re.search(r"vpmaddwd", run([*disassemble, plain], folder))
+    assert OK in run([plain], folder)
 
 
 def test_the_makefile_builds_and_checks(folder):

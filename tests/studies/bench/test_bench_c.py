@@ -21,6 +21,7 @@ def test_the_c_is_measured(device_file, tmp_path):
     rows = {row["variant"]: row for row in record["results"]}
     made = to_c(load(device_file))
     assert rows["C"]["bits"] == 4 and rows["C"]["us"] > 0 and rows["C"]["constants"] == made.table_bytes
+    assert rows["C, gcc -O2"]["us"] > 0
     reasons = {skipped["variant"]: skipped["reason"] for skipped in record["skipped"]}
     if shutil.which("arm-none-eabi-gcc") and shutil.which("qemu-system-arm"):
         m4 = rows["C, cortex-m4"]

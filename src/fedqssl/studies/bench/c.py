@@ -1,7 +1,7 @@
 """A device file as C: time per image on this processor beside onnxruntime in fp32, flash, RAM, instructions on Cortex-M.
 
-On this processor the C is a library that Python calls, compiled with ``-O3 -march=native``; Cortex-M code is compiled with
-``-O2``, and its instructions are counted by qemu on an mps2 board.
+On this processor the C is a library that Python calls, compiled as its Makefile does and with ``-O2`` alone; Cortex-M code is
+compiled with ``-O2``, and its instructions are counted by qemu on an mps2 board.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ from fedqssl.studies.bench.timing import interleaved
 
 BOARD = Path(__file__).with_name("mps2")
 BOARDS = {"cortex-m3": "mps2-an385", "cortex-m4": "mps2-an386", "cortex-m7": "mps2-an500"}
-FLAGS = ("-O3", "-march=native", "-std=c99")
 ORT, OURS = "onnxruntime fp32", "C"
+BUILDS = {
+    OURS: ("gcc", "-O3", "-march=native"),
+    f"{OURS}, gcc -O2": ("gcc", "-O2"),
+    f"{OURS}, clang -O2": ("clang", "-O2"),
+}
+"""Compiler and options of the C on this processor, by the name of its row."""
 Work = Callable[[], object]
 
 
@@ -43,10 +48,11 @@ def _ran(words: Sequence[str], folder: Path, package: str) -> str:
     return done.stdout
 
 
-def on_this_processor(folder: Path, image: np.ndarray[Any, Any], calls: int, compiler: str = "gcc") -> Work:
+def on_this_processor(folder: Path, image: np.ndarray[Any, Any], calls: int, build: str = OURS) -> Work:
     """The C as a library: what to call to classify one image ``calls`` times."""
-    _ran([compiler, *FLAGS, "-shared", "-fPIC", "-o", "model.so", "model.c"], folder, compiler)
-    predict = ctypes.CDLL(str(folder / "model.so")).model_predict
+    library = folder / f"{build}.so"
+    _ran([*BUILDS[build], "-std=c99", "-shared", "-fPIC", "-o", str(library), "model.c"], folder, BUILDS[build][0])
+    predict = ctypes.CDLL(str(library)).model_predict
     predict.restype, predict.argtypes = ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p]
     address = image.ctypes.data
 
@@ -105,20 +111,19 @@ def run(file: Path, repeats: int = 7, calls: int = 500) -> Record:
         folder = Path(name)
         for file_name, text in made.files.items():
             (folder / file_name).write_text(text)
-        work, skipped = available(
-            {
-                OURS: lambda: on_this_processor(folder, pixels, calls),
-                ORT: lambda: in_fp32(model, pixels, calls),
-            }
-        )
+        candidates: dict[str, Callable[[], Work]] = {
+            build: partial(on_this_processor, folder, pixels, calls, build) for build in BUILDS
+        }
+        candidates[ORT] = lambda: in_fp32(model, pixels, calls)
+        work, skipped = available(candidates)
         reference = ORT if ORT in work else next(iter(work), None)
         timings = interleaved(work, reference, repeats=repeats) if reference is not None else {}
         cortex, missing = available({cpu: partial(on_cortex, folder, cpu) for cpu in BOARDS})
     empty = {"flash": None, "ram": None, "instructions": None}
     results: list[Row] = [
         {
-            **{"variant": name, "bits": m.bits if name == OURS else 32, "us": 1e6 * timing.seconds / calls},
-            **{"speed": 1 / timing.ratio, "constants": made.table_bytes if name == OURS else None, **empty},
+            **{"variant": name, "bits": m.bits if name in BUILDS else 32, "us": 1e6 * timing.seconds / calls},
+            **{"speed": 1 / timing.ratio, "constants": made.table_bytes if name in BUILDS else None, **empty},
         }
         for name, timing in timings.items()
     ]
@@ -126,7 +131,7 @@ def run(file: Path, repeats: int = 7, calls: int = 500) -> Record:
     if not results:
         raise ValueError(f"nothing can be measured here: {skipped[0].reason}")
     settings = {"model": m.model, "width": m.width, "size": m.size, "features": m.features, "repeats": repeats}
-    return Record("c", results, [*skipped, *missing], {**settings, "calls": calls, "flags": " ".join(FLAGS)})
+    return Record("c", results, [*skipped, *missing], {**settings, "calls": calls, "flags": " ".join(BUILDS[OURS])})
 
 
 __all__ = ["run"]
