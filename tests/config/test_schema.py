@@ -24,7 +24,7 @@ server.ema aggregation.temperature aggregation.weights aggregation.robust aggreg
 lowbit.weights lowbit.rule
 lowbit.scale
 lowbit.rounding lowbit.activation_clip lowbit.skip fedprox.mu evaluation.knn_every evaluation.probe_images
-evaluation.controls evaluation.classifier evaluation.probe
+evaluation.clients evaluation.controls evaluation.classifier evaluation.probe
 views.preset views.scale views.ratio views.flip views.brightness views.contrast views.saturation views.hue views.jitter
 views.grayscale views.size features"""
 
