@@ -11,8 +11,9 @@ from fedqssl.data.bursts import Units, fitting, prefix
 from fedqssl.data.folder import read_folder
 from fedqssl.data.from_config import load_split, settled, training_split
 from fedqssl.data.images import DataError, ImageSet
-from fedqssl.data.partition import PARTITIONS, PartitionError, build_partition
+from fedqssl.data.partition import PARTITIONS, build_partition
 from fedqssl.data.registry import is_labeled, load_dataset
+from fedqssl.data.splits import PartitionError
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -12,15 +12,13 @@ from fedqssl.data.partition import (
     MIN_TEST,
     MIN_TRAIN,
     PARTITIONS,
-    Partition,
-    PartitionError,
     build_partition,
     client_names,
     dirichlet,
-    label_counts,
     make_partition,
     natural,
 )
+from fedqssl.data.splits import Partition, PartitionError, label_counts
 
 
 def image_set(count: int, classes: int | None = 10, groups: int | None = None) -> ImageSet:

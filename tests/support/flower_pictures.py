@@ -39,8 +39,8 @@ def in_one_place(folder: Path, **changes):
 
     from fedqssl.config import load_config
     from fedqssl.data.images import ImageSet
-    from fedqssl.data.partition import ClientSplit, Partition
     from fedqssl.data.registry import HOLDOUT, load_dataset
+    from fedqssl.data.splits import ClientSplit, Partition
     from fedqssl.federated.context import Simulation, make_task
 
     settings = {**SETTINGS, **changes, "clients": len(CLIENTS), "bits": list(CLIENTS.values())}

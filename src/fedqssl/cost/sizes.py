@@ -9,7 +9,8 @@ from fedqssl.config import RunConfig
 from fedqssl.data.cifar import LAYOUTS
 from fedqssl.data.fetch import cache_folder
 from fedqssl.data.from_config import server_images, settled, training_split
-from fedqssl.data.partition import Partition, client_names
+from fedqssl.data.partition import client_names
+from fedqssl.data.splits import Partition
 
 CIFAR_IMAGES = 50_000
 CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}

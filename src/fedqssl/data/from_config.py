@@ -9,8 +9,9 @@ from torch import Tensor
 from fedqssl.config import RunConfig
 from fedqssl.data.fetch import DownloadProgress
 from fedqssl.data.images import DataError, ImageSet, at_most, with_channels
-from fedqssl.data.partition import MIN_BUFFER, PARTITIONS, Partition, build_partition
+from fedqssl.data.partition import MIN_BUFFER, PARTITIONS, build_partition
 from fedqssl.data.registry import Split, is_labeled, load_dataset
+from fedqssl.data.splits import Partition
 from fedqssl.files import absolute
 
 

@@ -15,7 +15,7 @@ from fedqssl.config import ConfigError, RunConfig
 from fedqssl.data.fetch import DownloadProgress
 from fedqssl.data.from_config import load_split, server_images, training_split
 from fedqssl.data.images import ImageSet
-from fedqssl.data.partition import Partition, label_counts
+from fedqssl.data.splits import Partition, label_counts
 from fedqssl.federated.algorithms import Algorithm, get_algorithm
 from fedqssl.federated.job import ClientData, Job
 from fedqssl.federated.task import SUPERVISED, Task

@@ -329,8 +329,8 @@ def _filled(row: list[int], width: int) -> tuple[int, ...]:
 
 def _labels_from_images(config: RunConfig, partition: Mapping[str, Any]) -> Labels | None:
     """For runs of older versions, which did not record labels: read the data again, if they are available."""
-    from fedqssl.data.partition import Partition, label_counts
     from fedqssl.data.registry import load_dataset
+    from fedqssl.data.splits import Partition, label_counts
 
     if config.data.startswith("cifar") and config.data_dir is None:
         return None  # could start a download

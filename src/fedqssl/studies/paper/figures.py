@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedqssl.cost import Ledger, ledger, sizes_of
-from fedqssl.data.partition import Partition
+from fedqssl.data.splits import Partition
 from fedqssl.federated.algorithms import get_algorithm
 from fedqssl.runs.cells import Cell, read_json, unreadable
 from fedqssl.runs.measured import Measured, at_common_seeds, measure, seeds_in
