@@ -1,5 +1,7 @@
 """Sums of codes in TF32: what the bound says, on numbers rounded to TF32 as tensor cores round them."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -78,7 +80,7 @@ def test_tf32_is_off_again_afterwards(monkeypatch):
         assert seen.pop() is trusted and torch.backends.cudnn.allow_tf32 is False
 
 
-def winograd(x: torch.Tensor, w: torch.Tensor, bias: None, *steps: object) -> torch.Tensor:
+def winograd(x: torch.Tensor, w: torch.Tensor, bias: None, *steps: Any) -> torch.Tensor:
     """Stands for an algorithm that transforms its operands, as cuDNN may choose for some shapes: they lose bits in TF32."""
     half = to_tf32(x * 3.0).div(3.0), to_tf32(w * 1.3).div(1.3)
     return CONV(x, w, bias, *steps) if x.dtype == torch.float64 or len(x) < 4 else CONV(*half, bias, *steps)
