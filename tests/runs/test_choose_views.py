@@ -67,7 +67,7 @@ def test_only_images_that_clients_train_on_are_seen(monkeypatch):
     monkeypatch.setattr(
         choose_views, "held_out_loss", lambda features, labels, looks, seed, levels: seen.append(len(features)) or 1.0
     )
-    trial(context, "signs")
+    trial(context, "shapes")
     assert seen == [50]
     allowed = torch.cat([split.train for split in context.partition.clients.values()])
     assert torch.isin(choose_views._some(context), allowed).all()

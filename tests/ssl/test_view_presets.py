@@ -35,7 +35,12 @@ def test_presets_are_those_of_the_settings():
 
 
 def test_what_has_a_right_way_round_is_never_mirrored():
-    assert [name for name, config in VIEW_PRESETS.items() if config.flip_p == 0] == ["signs", "documents", "none"]
+    assert [name for name, config in VIEW_PRESETS.items() if config.flip_p == 0] == [
+        "shapes",
+        "signs",
+        "documents",
+        "none",
+    ]
     ramp = torch.arange(32, dtype=torch.uint8).mul(7).expand(200, 1, 32, 32).contiguous()
     for name, mirrored in (("signs", False), ("objects", True)):
         out = two_views(ramp, torch.Generator().manual_seed(0), VIEW_PRESETS[name])

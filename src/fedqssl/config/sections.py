@@ -180,10 +180,11 @@ MaybeRange = Annotated[Annotated[tuple[Positive, Positive], BeforeValidator(_ran
 class ViewsConfig(Section):
     """What a view of an image may change (``views.*``); what is not set is the preset's (``fedqssl.ssl.presets``)."""
 
-    preset: Literal["objects", "signs", "colors", "textures", "documents", "none", "auto"] = "objects"
-    """The kind of images: ``objects`` (SimCLR's views), ``signs`` (large crops, nothing mirrored), ``colors`` (colours tell them
-    apart), ``textures`` (small crops), ``documents`` (as signs, colours do not count), ``none`` (crops alone). ``auto``: a short
-    training with each of the first three, and the clients' labels decide (on one machine; ``signs`` without labels)."""
+    preset: Literal["objects", "shapes", "colors", "signs", "textures", "documents", "none", "auto"] = "objects"
+    """The kind of images: ``objects`` (SimCLR's views), ``shapes`` (nothing mirrored, crops from 40%), ``colors`` (colours tell
+    things apart), ``signs`` (as shapes, larger crops), ``textures`` (small crops), ``documents`` (as signs, colours do not
+    count), ``none`` (crops alone). ``auto``: a short training with each of the first three, and the clients' labels decide (on
+    one machine; ``shapes`` without labels)."""
     scale: MaybeRange = None
     """Range of the cropped share of the image's area, like 0.2,1."""
     ratio: MaybeRange = None

@@ -10,6 +10,7 @@ from fedqssl.ssl.views import ViewConfig
 
 VIEW_PRESETS: dict[str, ViewConfig] = {
     "objects": ViewConfig(),
+    "shapes": ViewConfig(scale=(0.4, 1.0), flip_p=0.0),
     "signs": ViewConfig(scale=(0.5, 1.0), flip_p=0.0),
     "colors": ViewConfig(scale=(0.4, 1.0), hue=0.02, grayscale_p=0.0),
     "textures": ViewConfig(scale=(0.1, 0.6), hue=0.05),
@@ -18,11 +19,11 @@ VIEW_PRESETS: dict[str, ViewConfig] = {
         flip_p=0.0, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0, jitter_p=0.0, grayscale_p=0.0
     ),
 }
-"""``objects``: SimCLR's for CIFAR. ``signs``: shapes count and have a right way round. ``colors``: flowers, food, products, which
-colours tell apart. ``textures``: any small part shows it all. ``documents``: shapes count, colours do not. ``none``: crops alone,
-which no contrastive objective can do without."""
+"""``objects``: SimCLR's for CIFAR. ``shapes``: they count, and have a right way round. ``signs``: the same, cut less. ``colors``:
+flowers, food, products, which colours tell apart. ``textures``: any small part shows it all. ``documents``: shapes count, colours
+do not. ``none``: crops alone, which no contrastive objective can do without."""
 
-CANDIDATES = ("signs", "objects", "colors")
+CANDIDATES = ("shapes", "objects", "colors")
 """What ``views.preset = "auto"`` chooses from; the first one where nothing can be chosen."""
 
 _FIELDS = {"flip": "flip_p", "jitter": "jitter_p", "grayscale": "grayscale_p"}
