@@ -23,7 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-DOCUMENTED = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation")
+DOCUMENTED = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation")
 """The modules of Flower's API reference that we use; others may change with any release."""
 TINY_WORDS = " ".join(f"{k}={','.join(map(str, v)) if isinstance(v, list) else v}" for k, v in TINY.items())
 

@@ -227,7 +227,10 @@ def test_who_raises_or_is_late_or_away_is_named(pictures, tmp_path):
 def test_an_accuracy_that_cannot_be_is_left_out(told, monkeypatch):
     """1e300 became 100%."""
     engine = FlowerEngine(
-        SimpleNamespace(config=SimpleNamespace(deadline=None, rounds=1), task=SimpleNamespace(supervised=False)), "run"
+        SimpleNamespace(
+            config=SimpleNamespace(deadline=None, clock=None, rounds=1), task=SimpleNamespace(supervised=False)
+        ),
+        "run",
     )
     replies = {"a": (Reply("run", "n", 1, 10, accuracy=told), b""), "b": (Reply("run", "n", 1, 10, accuracy=0.5), b"")}
     monkeypatch.setattr(engine, "_ask", lambda *arguments: (replies, {}))
