@@ -126,9 +126,8 @@ def alike_folds(looks: Tensor, y: Tensor, count: int = FOLDS) -> Tensor:
         own = looks[index] - looks[index].mean(0)
         along = own @ torch.linalg.svd(own, full_matrices=False)[2][0]
         parts = torch.arange(len(index), device=y.device) * count // len(index)
-        fold[index[along.argsort()]] = (
-            parts + label
-        ) % count  # so that classes of a few rows do not all begin at fold 0
+        # classes of a few rows begin at different folds, so that none of these stays empty
+        fold[index[along.argsort()]] = (parts + label) % count
     return fold
 
 

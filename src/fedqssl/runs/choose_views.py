@@ -1,8 +1,8 @@
 """Which views suit the images (``views.preset = "auto"``): a short training with each candidate, judged by the clients' labels.
 
-Views decide what pre-training learns, and no default suits all images: changes of colour make features of traffic signs and
-ruin those of flowers (docs/how-to/own-photos.md). Labels are looked at in one place, so this is for simulations; test images and
-held-out images play no part.
+Views decide what pre-training learns, and no default suits all images: changes of colour improve the features of traffic signs
+and spoil those of flowers (docs/how-to/own-photos.md). Labels are looked at in one place, so this is for simulations; test
+images and held-out images play no part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ IMAGES = 1500
 """Images of the clients that each training and its judgement see at most."""
 LEAST_LABELS = 50
 """With fewer labels than this, differences are chance."""
-
 LOOKS = 8
 """What two images look like is compared on this many pixels a side."""
 
