@@ -100,7 +100,7 @@ def line_chart(series: Sequence[Series], form: Format, *, levels: Sequence[Level
     for level in sorted(levels, key=lambda level: -level.value):
         at = y(level.value)
         place = TOP - 4 if level.above else max(at - 4 if at > TOP + 10 else at + 12, free)
-        free = place + 11  # words of levels that nearly coincide stand below each other
+        free = place + 12  # words of levels that nearly coincide stand below each other
         parts += [_level(level, x, y), text(END, place, level.words, at="end", kind="said")]
     for s in (s for s in series if s.strong):
         parts += _strokes(s, x, y, form)

@@ -47,13 +47,13 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten and, if these are few, their doubles and quintuples."""
+    """Powers of ten and, if these are few, their doubles and quintuples; multiples of a round step in a narrow range."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
         found = [f * 10.0**p for p in powers for f in factors if low * 0.999 <= f * 10.0**p <= high * 1.001]
         if len(found) >= 3:
             return found
-    return found or [low]
+    return found if len(found) > 1 else nice_ticks(low, high)
 
 
 def limits(values: Iterable[float], *, zero: bool = False, pad: float = 0.06) -> tuple[float, float]:
