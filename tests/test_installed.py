@@ -51,11 +51,21 @@ AS_SMALL = {
     "rounds=50": "rounds=3",
     " --jobs 2": "",
     "cifar10-paper": "cifar10-paper --no-measure",
+    "bits=4x5000,8x5000": "bits=4x100,8x100",
+    "fraction=0.005 rounds=200": "fraction=0.02 rounds=1",
+    "--client client-0421": "--client client-042",
 }
 """What a smaller preset does not make small."""
 GIVEN = {
     "docs/ux-tasks.md": "import numpy as np\nimages = np.zeros((900, 32, 32, 3), dtype=np.uint8)\nlabels = np.arange(900) % 10\n",
     "docs/how-to/onnx.md": "import numpy as np\npixels = np.zeros((2, 3, 32, 32), dtype=np.uint8)\n",
+    "docs/how-to/large-fleets.md": (
+        "from fedqssl.data.scenes import scenes\n"
+        "made = scenes(2200)\n"
+        "images, labels = made.images[:2000].numpy(), made.labels[:2000].numpy()\n"
+        "test_images, test_labels = made.images[2000:2100].numpy(), made.labels[2000:2100].numpy()\n"
+        "server_images = made.images[2100:].numpy()\n"
+    ),
 }
 """What a page's reader has."""
 
@@ -158,6 +168,8 @@ def with_what_they_need(steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
 def test_a_page(page, python, folder):
     steps = with_what_they_need(steps_of(page))
     assert steps
+    if table := re.search(r"^## A device table\n+```toml\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M):
+        (folder / "devices.toml").write_text(table[1])
     perform(python, folder, steps)
 
 
