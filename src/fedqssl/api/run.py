@@ -19,7 +19,27 @@ if TYPE_CHECKING:
     from fedqssl.runs import ClientResult, RunResult
 
 
-class Run:
+class _WithFigures:
+    """Figures of ``result`` as attributes of the object; ``_kind`` is what an error calls it."""
+
+    result: Any
+    _kind: str
+    _hidden: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return getattr(self.result, name)
+        except AttributeError:
+            raise AttributeError(f"a {self._kind} has no {name!r}; dir({self._kind}) lists what it has") from None
+
+    def __dir__(self) -> list[str]:
+        figures = [name for name in dir(self.result) if not name.startswith("_") and name not in self._hidden]
+        return sorted({*super().__dir__(), *figures})
+
+
+class Run(_WithFigures):
     """A finished run: what :func:`fedqssl.run` returns, or ``fedqssl.Run("runs/a")`` for a folder.
 
     All figures of ``result.json`` are attributes: ``global_accuracy``, ``local_accuracy``, ``rounds``, ``seed``, ``bytes_up`` ...
@@ -37,6 +57,8 @@ class Run:
         (2, 'client-00')
     """
 
+    _kind, _hidden = "run", ("read", "to_json")
+
     def __init__(self, folder: str | Path, *, trust: bool = False) -> None:
         from fedqssl.maker.finished_run import FinishedRun
 
@@ -52,18 +74,6 @@ class Run:
     def config(self) -> RunConfig:
         """The settings of the run."""
         return self._finished.config
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return getattr(self.result, name)
-        except AttributeError:
-            raise AttributeError(f"a run has no {name!r}; dir(run) lists what it has") from None
-
-    def __dir__(self) -> list[str]:
-        figures = [name for name in dir(self.result) if not name.startswith("_") and name not in ("read", "to_json")]
-        return sorted({*super().__dir__(), *figures})
 
     @cached_property
     def clients(self) -> Clients:
@@ -173,8 +183,10 @@ class Clients(Mapping[str, "Client"]):
         return "\n".join(map(repr, self.values()))
 
 
-class Client:
+class Client(_WithFigures):
     """A client of a run, with its own model in its own bits; its figures are attributes, as ``bits`` and ``local_accuracy``."""
+
+    _kind = "client"
 
     def __init__(self, run: FinishedRun, name: str) -> None:
         self._run, self.name = run, name
@@ -183,17 +195,6 @@ class Client:
     def result(self) -> ClientResult:
         """The client's figures."""
         return self._run.result.clients[self.name]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return getattr(self.result, name)
-        except AttributeError:
-            raise AttributeError(f"a client has no {name!r}; dir(client) lists what it has") from None
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(name for name in dir(self.result) if not name.startswith("_"))})
 
     def model(self, data: Any = None, labels: str = "all") -> DeviceModel:
         """The client's model with its classifier, ready to predict; what :meth:`export` writes.

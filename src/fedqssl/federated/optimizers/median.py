@@ -8,13 +8,10 @@ clients count alike. Low-bit models take few values, so that the median of few c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from fedqssl.federated.algorithms.base import Server
-from fedqssl.federated.optimizers.robust import alike, by_entry, combined
-from fedqssl.federated.state import State
+from fedqssl.federated.optimizers.robust import entrywise
 
 NAME = "median"
 
@@ -27,13 +24,7 @@ def middle(values: Tensor) -> Tensor:
 
 def with_median(server: Server) -> Server:
     """The server part with the median in place of the average."""
-
-    def combine(
-        before: State, parts: Mapping[str, State], p: Mapping[str, float]
-    ) -> tuple[State, dict[str, State], dict[str, float]]:
-        return by_entry(parts, middle), dict(parts), alike(parts)
-
-    return combined(server, NAME, combine)
+    return entrywise(server, NAME, middle)
 
 
 __all__ = ["middle", "with_median"]

@@ -50,9 +50,18 @@ def by_entry(parts: Mapping[str, State], of_sorted: Callable[[Tensor], Tensor]) 
     return result
 
 
-def alike(parts: Mapping[str, State]) -> dict[str, float]:
-    """``1/K`` by client: operators on sorted values do not look at shares of images, which a client only claims."""
-    return dict.fromkeys(sorted(parts), 1 / len(parts))
+def entrywise(server: Server, setting: str, of_sorted: Callable[[Tensor], Tensor]) -> Server:
+    """The server part that takes a function of the clients' sorted values in place of the average.
+
+    All clients count alike, ``1/K``: operators on sorted values do not look at shares of images, which a client only claims.
+    """
+
+    def combine(
+        before: State, parts: Mapping[str, State], p: Mapping[str, float]
+    ) -> tuple[State, dict[str, State], dict[str, float]]:
+        return by_entry(parts, of_sorted), dict(parts), dict.fromkeys(sorted(parts), 1 / len(parts))
+
+    return combined(server, setting, combine)
 
 
-__all__ = ["Combine", "alike", "by_entry", "combined", "hostile"]
+__all__ = ["Combine", "by_entry", "combined", "entrywise", "hostile"]

@@ -9,13 +9,10 @@ with ``f = max(K // 5, 1)``, 0 of fewer than three clients. All clients count al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from fedqssl.federated.algorithms.base import Server
-from fedqssl.federated.optimizers.robust import alike, by_entry, combined, hostile
-from fedqssl.federated.state import State
+from fedqssl.federated.optimizers.robust import entrywise, hostile
 
 NAME = "trimmed"
 
@@ -28,13 +25,7 @@ def inner_mean(values: Tensor) -> Tensor:
 
 def with_trimmed_mean(server: Server) -> Server:
     """The server part with the trimmed mean in place of the average."""
-
-    def combine(
-        before: State, parts: Mapping[str, State], p: Mapping[str, float]
-    ) -> tuple[State, dict[str, State], dict[str, float]]:
-        return by_entry(parts, inner_mean), dict(parts), alike(parts)
-
-    return combined(server, NAME, combine)
+    return entrywise(server, NAME, inner_mean)
 
 
 __all__ = ["inner_mean", "with_trimmed_mean"]
