@@ -41,6 +41,7 @@ def said(run, exact=False) -> list[str]:
         ({"threads": 7}, "threads 7, now 1"),
         ({"instructions": "AVX1024"}, "torch's instruction set AVX1024, now "),
         ({"torch": "1.0"}, "torch 1.0, now "),
+        ({"machine": "\x1b[2J" + 200 * "m"}, "machine ?[2J" + 76 * "m" + ", now "),
         ({"integer_convolution_detail": "none"}, "integer convolution none, now "),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -11,6 +11,7 @@ import torch
 from fedqssl import __version__
 from fedqssl.accelerators import name_of, resolve
 from fedqssl.config import RunConfig
+from fedqssl.files import printable
 from fedqssl.quant import kernels
 
 _WORDS = {
@@ -51,13 +52,17 @@ def _accelerator(config: RunConfig) -> dict[str, object]:
     return {"device": device.type, "gpu": name_of(device), "gpu_backend": kernels.ops_on(device).NAME}
 
 
+_SHOWN = 80
+"""Characters of a value that a record may show: it may be somebody else's."""
+
+
 def changes(noted: object, now: Mapping[str, object]) -> list[str]:
     """What is different from the record of a run, like ``kernels native, now torch``; older records say less."""
     before, after = _flat(noted), _flat(now)
     known = [key for key in _WORDS if key in before and before[key] != after.get(key)]
     if "backend" in known or after.get("backend") != "native":
         known = [key for key in known if key != "native_detail"]  # which only the native kernels have
-    return [f"{_WORDS[key]} {before[key]}, now {after.get(key)}" for key in known]
+    return [f"{_WORDS[key]} {printable(str(before[key]))[:_SHOWN]}, now {after.get(key)}" for key in known]
 
 
 def _flat(values: object) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fedqssl.data.images import DataError
 from fedqssl.data.pictures import from_encoded
 from fedqssl.data.pixels import FORMATS, decoding_cost
 from fedqssl.device import DeviceModel
+from fedqssl.files import printable
 from fedqssl.serve.limits import Gate, Limits
 
 DECODING = 2
@@ -127,7 +128,7 @@ class Worker:
 def _shown(name: str | None, number: int) -> str:
     """A file's name, made safe to repeat to the caller."""
     text = (name or f"image {number}").encode("utf-8", "replace").decode()
-    return "".join(c if c.isprintable() else "?" for c in text[:_SHOWN_NAME])
+    return printable(text[:_SHOWN_NAME])
 
 
 def _errors(app: FastAPI) -> None:
