@@ -10,6 +10,7 @@ from torch import nn
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, LowBitWeight, NonFiniteError, Precision, to_lowbit
 from fedqssl.lowbit.weight import PackedGradient
 from fedqssl.quant import compand_codes, quantile_quantize
+from fedqssl.quant.packing import unpack
 
 
 def one_layer(x: torch.Tensor, bits: int, **options) -> tuple[nn.Module, LowBitWeight]:
@@ -45,16 +46,91 @@ def test_nearest_step_is_Q_of_x_minus_a_g(bits, weights):
     assert weight.m == m
 
 
-@pytest.mark.parametrize("rule", ["latent", "residual"])
-def test_rules_with_memory_round_codes_to_nearest(rule):
+def test_a_float_copy_rounds_codes_to_nearest():
     """Whatever ``rounding`` says: what rounding drops is kept, so there is nothing to draw."""
     model, weight = one_layer(gaussian(32, 0.1), 4)
-    opt = LowBitSGD(model, lr=0.5, rule=rule, scale="round", rounding="stochastic")
+    opt = LowBitSGD(model, lr=0.5, rule="latent", scale="round", rounding="stochastic")
     x, m = weight.parameters_of_codes(), weight.m
     put_gradient(weight, gaussian(32, 0.05, seed=1))
     want = compand_codes(x - 0.5 * weight.gradient.unpack().double(), 4, m, weight.compander)
     opt.step()
     assert torch.equal(weight.unpacked(), want)
+
+
+def places(opt: LowBitSGD, weight, extra: int) -> torch.Tensor:
+    """Numbers of the places within all cells, from the codes and what the rule ``residual`` keeps beside them."""
+    lower = unpack(opt.state[weight.anchor]["residual"], extra, weight.shape)
+    return weight.unpacked().to(torch.int64) * 2**extra + lower.to(torch.int64)
+
+
+@pytest.mark.parametrize(("bits", "asked", "extra"), [(1, 2, 2), (4, 4, 4), (4, 8, 8), (8, 4, 4), (14, 4, 2)])
+def test_residual_bits_number_the_places_within_a_cell(bits, asked, extra):
+    """By hand: place K of 2^(s + r) lies ``(K + 1/2) / 2^r - 1/2`` cells above level 0, and is drawn with this distance."""
+    model, weight = one_layer(gaussian(32, 0.1), bits)
+    opt = LowBitSGD(model, lr=0.5, rule="residual", residual_bits=asked, scale="round", seed=3)
+    m, top = weight.m, 2**bits - 1
+    draws = torch.Generator().manual_seed(3)
+    x = weight.parameters_of_codes()
+    for step in range(3):
+        put_gradient(weight, gaussian(32, 0.05, seed=step))
+        cells = (torch.tanh(x - 0.5 * weight.gradient.unpack().double()) / m + 1) / 2 * top
+        place = (cells + 0.5) * 2**extra - 0.5
+        up = torch.rand(place.shape, dtype=torch.float64, generator=draws) < place - place.floor()
+        want = (place.floor() + up).clamp(0, 2 ** (bits + extra) - 1).to(torch.int64)
+        opt.step()
+        found = places(opt, weight, extra)
+        assert float((found == want).double().mean()) > 0.999  # a place that rounding errors of floats decide
+        x = torch.atanh(((2 * found + 1) / 2**extra - 1 - top) / top * m)
+        assert opt.state_bytes() == -(-32 * 32 * extra // 8)
+
+
+def test_residual_bits_leave_16_bits_in_all():
+    """A weight of 16 bits keeps nothing more: the rule is ``stored`` there, draw for draw."""
+    found = []
+    for rule in ("stored", "residual"):
+        model, weight = one_layer(gaussian(32, 0.1), 16)
+        opt = LowBitSGD(model, lr=0.5, rule=rule, seed=3)
+        put_gradient(weight, gaussian(32, 0.05, seed=1))
+        opt.step()
+        found.append(weight.codes)
+        assert opt.state_bytes() == 0
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8, 12])
+@pytest.mark.parametrize("weights", ["level", "value"])
+@pytest.mark.parametrize("scale", ["round", "grow"])
+def test_residual_bits_stay_without_a_gradient(bits, weights, scale):
+    model, weight = one_layer(gaussian(16, 0.1), bits, weights=weights)
+    opt = LowBitSGD(model, lr=0.5, rule="residual", scale=scale)
+    before = weight.codes.clone()
+    zero = torch.zeros(weight.shape)
+    put_gradient(weight, zero)
+    opt.step()
+    kept = opt.state[weight.anchor]["residual"].clone()
+    for _ in range(200):
+        put_gradient(weight, zero)
+        opt.step()
+    assert torch.equal(weight.codes, before) and torch.equal(opt.state[weight.anchor]["residual"], kept)
+
+
+def test_each_residual_bit_halves_the_variance_of_rounding():
+    """Zero-mean steps far below a cell: the codes' walk beyond the floats' has ``steps * size * cell / 2^r`` of variance."""
+    beyond = {}
+    for extra in (1, 3, 5):
+        model, weight = one_layer((torch.rand(64, 64, generator=torch.Generator().manual_seed(0)) - 0.5) * 0.3, 4)
+        opt = LowBitSGD(model, lr=1.0, rule="residual", residual_bits=extra, scale="round")
+        start = weight.parameters_of_codes()
+        size = 2.0 * weight.m / 15 / 1000
+        for step in range(300):
+            sign = 1.0 if step % 2 else -1.0
+            put_gradient(weight, torch.full(weight.shape, sign * size))
+            opt.step()
+        inside = start.abs() < 0.1  # far from the ends, where places are clipped
+        walked = (weight.finer_parameters(opt.state[weight.anchor]["residual"], extra) - start)[inside]
+        beyond[extra] = float(walked.square().mean())
+    for less, more in ((1, 3), (3, 5)):
+        assert beyond[more] < 0.5 * beyond[less]
 
 
 @pytest.mark.parametrize("bits", [12, 16])
@@ -109,7 +185,7 @@ def noise_walk(x: torch.Tensor, steps: int, size: float, **how) -> tuple[float, 
         opt.param_groups[0]["lr"] = sign
         walk -= sign * weight.gradient.unpack().double()
         opt.step()
-    kept = opt.state.get(weight.anchor, {}).get("latent", weight.parameters_of_codes())
+    kept = opt._position(weight, opt.state.get(weight.anchor, {}))
     return float(start.std()), float(kept.std()), float(walk.std())
 
 
@@ -133,7 +209,8 @@ def test_a_scale_that_grows_has_no_ratchet():
 
 @pytest.mark.parametrize("rule", ["residual", "latent"])
 def test_rules_with_memory_do_not_diffuse_even_from_a_gaussian_start(rule):
-    before, after, float_after = noise_walk(gaussian(40, 0.1), 2_000, 0.0009, scale="round", rule=rule)
+    how = {"rule": rule, "residual_bits": 8}  # each bit halves the variance; 4 bits walk 0.13 further
+    before, after, float_after = noise_walk(gaussian(40, 0.1), 2_000, 0.0009, scale="round", **how)
     assert abs(after / before - float_after / before) < 0.10
 
 

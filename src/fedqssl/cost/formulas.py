@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedqssl.cost.trace import FLOAT, Product, Trace, WeightTensor
+from fedqssl.lowbit.optim import RESIDUAL_BITS
 from fedqssl.quant.packing import packed_size
+from fedqssl.quant.rounding import MAX_BITS
 
-RESIDUAL_BITS = 8
 WORKSPACE_TENSORS = 3
 """Float tensors of the largest layer that a low-bit step holds at once (``lowbit/buffer_pool.py``; measured in docs/cost.md)."""
 
@@ -157,7 +158,7 @@ def gradient_bytes(weight: WeightTensor) -> int:
 
 
 def optimizer_bytes(weight: WeightTensor, rule: str, keeps: str = "") -> int:
-    """``stored``: nothing; ``latent``: 4n; ``residual``: n codes of 8 bits, 256 centres and a span.
+    """``stored``: nothing; ``latent``: 4n; ``residual``: n codes of ``min(4, 16 - s)`` bits.
 
     A client that keeps the received model (``Algorithm.keeps``: FedProx, FedPAQ) also holds a copy of its weights, in its bits.
     """
@@ -166,7 +167,7 @@ def optimizer_bytes(weight: WeightTensor, rule: str, keeps: str = "") -> int:
         return copy
     if rule == "latent":
         return 4 * weight.count + copy
-    return packed_size(weight.count, RESIDUAL_BITS) + 4 * (1 << RESIDUAL_BITS) + 4 + copy
+    return packed_size(weight.count, min(RESIDUAL_BITS, MAX_BITS - weight.bits)) + copy
 
 
 def step_memory(

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from fedqssl.lowbit.buffer_pool import POOL
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm
 from fedqssl.lowbit.weight import LowBitWeight, PackedWeight
-from fedqssl.quant import QuantizedTensor, compand_pack, compand_scale, quantile_quantize, uniform_quantize
-from fedqssl.quant.compand import Domain, grown_scale
-from fedqssl.quant.rounding import Rounding, check_bits, check_rounding
+from fedqssl.quant import QuantizedTensor, compand_pack, compand_scale, quantile_quantize
+from fedqssl.quant.compand import Domain, finer_scale, grown_scale
+from fedqssl.quant.rounding import MAX_BITS, Rounding, check_bits, check_rounding
 
 Rule = Literal["stored", "residual", "latent"]
+RESIDUAL_BITS = 4
+"""What the rule ``residual`` keeps beside s bits: noise of rounding falls with each bit, and 8 were not better than 4."""
 ScalePolicy = Literal["max", "round", "grow", "ema"]
 
 
@@ -32,7 +34,8 @@ class LowBitSGD(torch.optim.Optimizer):
         model: a model from ``to_lowbit``, at any precision.
         lr: learning rate.
         rule: what a client keeps per weight: ``stored``: s bits (the paper); ``residual``: s bits and an accumulator of
-            ``residual_bits`` for what rounding dropped; ``latent``: s bits and a float shadow copy.
+            ``residual_bits`` for what rounding dropped, its place within the code's cell; ``latent``: s bits and a float
+            shadow copy.
         scale: what the layer's scale m does: ``round``: fixed as it was received, values beyond it clipped; ``grow``: fixed
             where a batch norm absorbs it, otherwise it follows the norm of the weights, so that they can leave their range;
             ``max``: ``max|c(x)|`` at every step (literal; inflates under noise); ``ema``: its exponential average.
@@ -41,7 +44,7 @@ class LowBitSGD(torch.optim.Optimizer):
         momentum_bits: see ``momentum``; counted by :meth:`state_bytes`.
         weight_decay: L2 penalty on x and on float parameters.
         proximal: mu of ``mu/2 |x - x_0|^2`` (FedProx), x_0 as at the first step; x_0 is kept as packed codes and counted.
-        residual_bits: see ``rule``.
+        residual_bits: see ``rule``; together with s at most 16, so that wide codes get a smaller one.
         seed: for all stochastic rounding, that of gradients included: every layer draws on its own.
         max_skipped: steps with non-finite gradients are skipped and counted; this many in a row are an error.
     """
@@ -58,7 +61,7 @@ class LowBitSGD(torch.optim.Optimizer):
         momentum_bits: int = 8,
         weight_decay: float = 0.0,
         proximal: float = 0.0,
-        residual_bits: int = 8,
+        residual_bits: int = RESIDUAL_BITS,
         seed: int = 0,
         max_skipped: int = 10,
     ) -> None:
@@ -174,12 +177,21 @@ class LowBitSGD(torch.optim.Optimizer):
             target = x - lr * self._direction(weight, x, state, weight_decay)
         m = self._next_scale(weight, x, target)
         domain: Domain = "value" if weight.options.weights == "value" else "level"
-        rounding: Rounding = "nearest" if self.rule != "stored" else self.rounding
+        extra = self.extra_bits(weight)
+        if extra and m:
+            grid = weight.bits + extra, finer_scale(m, weight.bits, extra), weight.compander
+            state["residual"] = weight.store_finer(
+                compand_pack(target, *grid, self.rounding, domain, self.generator), m, extra
+            )
+            return
+        rounding: Rounding = "nearest" if self.rule == "latent" else self.rounding
         weight.store(compand_pack(target, weight.bits, m, weight.compander, rounding, domain, self.generator), m)
         if self.rule == "latent":
             state["latent"] = target.float()
-        elif self.rule == "residual":
-            self._keep_residual(weight, target, state)
+
+    def extra_bits(self, weight: LowBitWeight) -> int:
+        """Bits that the rule ``residual`` keeps for each of these weights."""
+        return min(self.residual_bits, MAX_BITS - weight.bits) if self.rule == "residual" else 0
 
     def _direction(self, weight: LowBitWeight, x: Tensor, state: dict[str, Any], weight_decay: float) -> Tensor:
         """The gradient with weight decay, the proximal term and momentum."""
@@ -197,18 +209,9 @@ class LowBitSGD(torch.optim.Optimizer):
         if self.rule == "latent" and "latent" in state:
             latent: Tensor = state["latent"]
             return latent.double()
-        x = weight.parameters_of_codes()
-        if self.rule == "residual" and "residual" in state:
-            kept: QuantizedTensor = state["residual"]
-            x = x + (kept.dequantize() - 0.5) * state["residual_span"]
-        return x
-
-    def _keep_residual(self, weight: LowBitWeight, target: Tensor, state: dict[str, Any]) -> None:
-        """What rounding dropped, on a uniform grid of ``residual_bits`` over the span that occurs."""
-        dropped = target - weight.parameters_of_codes()
-        span = 2 * float(dropped.abs().max()) or 1.0
-        state["residual"] = uniform_quantize(dropped / span + 0.5, self.residual_bits, "stochastic", self.generator)
-        state["residual_span"] = span
+        if "residual" in state:
+            return weight.finer_parameters(state["residual"], self.extra_bits(weight))
+        return weight.parameters_of_codes()
 
     def _next_scale(self, weight: LowBitWeight, x: Tensor | None, target: Tensor) -> float:
         """The scale m' of the layer whose weights go from x (None: what its codes stand for) to the target."""

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from fedqssl.lowbit.precision import LowBitOptions
 from fedqssl.quant import compand_pack, compand_scale, compand_values, quantile_quantize
-from fedqssl.quant.compand import COMPANDERS, levels
+from fedqssl.quant.compand import COMPANDERS, finer_scale, levels
 from fedqssl.quant.kernels import ops
+from fedqssl.quant.kernels.reference import code_dtype
 from fedqssl.quant.kernels.types import ends_finite
 from fedqssl.quant.packing import pack_own, packed_size, unpack
 
@@ -47,6 +48,10 @@ class PackedWeight:
     def parameters(self) -> Tensor:
         """X in float64."""
         return self.table[unpack(self.codes, self.bits, self.shape).to(torch.int64)]
+
+
+def _packed(codes: Tensor, bits: int) -> Tensor:
+    return pack_own(codes.to(code_dtype(bits)), bits)
 
 
 class LowBitWeight(nn.Module):
@@ -120,6 +125,20 @@ class LowBitWeight(nn.Module):
     def parameters_of_codes(self) -> Tensor:
         """X in float64: what each code stands for, ``c^-1(m l)``."""
         return self.packed().parameters()
+
+    def store_finer(self, packed: Tensor, scale: float, extra: int) -> Tensor:
+        """Take the upper s bits of packed codes of ``s + extra`` bits as codes; returns the lower ones, packed."""
+        finer = unpack(packed, self.bits + extra, self.shape).to(torch.int32)
+        self.store(_packed(finer >> extra, self.bits), scale)
+        return _packed(finer & (2**extra - 1), extra)
+
+    def finer_parameters(self, lower: Tensor, extra: int) -> Tensor:
+        """X in float64, of the codes and the lower bits that :meth:`store_finer` returned."""
+        finer = self.unpacked().to(torch.int64) << extra | unpack(lower, extra, self.shape).to(torch.int64)
+        bits, device = self.bits + extra, finer.device
+        if self.options.weights == "literal":
+            return finer_scale(1.0, self.bits, extra) * levels(bits, device)[finer]
+        return compand_values(bits, finer_scale(self.m, self.bits, extra), self.compander, device)[finer]
 
     def moved(self, rate: float) -> Tensor:
         """``x - a g`` in float64, g being the gradient that the weight holds."""

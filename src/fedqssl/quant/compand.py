@@ -82,9 +82,19 @@ def grown_scale(scale: float, before: Tensor, after: Tensor, compander: Compande
     return compand_scale(compander.inverse(torch.tensor(scale, dtype=torch.float64)) * ratio, compander)
 
 
+def finer_scale(scale: float, bits: int, extra: int) -> float:
+    """The scale at which a grid of ``s + r`` bits has 2^r places in every cell of the grid of s bits: ``m T / (2^r top)``.
+
+    With ``top = 2^s - 1`` and ``T = 2^(s+r) - 1``, the place ``K = 2^r k + j`` lies ``(2j + 1 - 2^r) / 2^(r+1)`` cells from
+    level k, so that the upper s bits of K are the code of the nearest level.
+    """
+    top, last = 2 ** check_bits(bits) - 1, 2 ** check_bits(bits + extra) - 1
+    return scale * last / (2**extra * top)
+
+
 def compand_values(bits: int, scale: float, compander: Compander = TANH, device: torch.device | None = None) -> Tensor:
-    """The codebook ``x_k = c^-1(m l_k)`` in float64; all zeros for m = 0."""
-    return compander.inverse(scale * levels(bits, device))
+    """The codebook ``x_k = c^-1(m l_k)`` in float64; all zeros for m = 0. Beyond the compander's limit it is what is there."""
+    return compander.inverse((scale * levels(bits, device)).clamp(-compander.limit, compander.limit))
 
 
 def compand_codes(
