@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "quant" / "kernels"
-_ABI = 4
+_ABI = 5
 _REINSTALL = "built from another version; reinstall fedqssl"
 
 
@@ -87,6 +87,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "unpack_table": (None, (c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int)),
     "key_histogram": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int)),
     "quantile_table": (
+        c_int,
+        (c_void_p, c_int64, c_int, c_int, c_float, c_float, c_void_p, c_void_p, c_void_p),
+    ),
+    "mean_table": (
         c_int,
         (c_void_p, c_int64, c_int, c_int, c_float, c_float, c_void_p, c_void_p, c_void_p),
     ),

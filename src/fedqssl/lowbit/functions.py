@@ -47,7 +47,8 @@ def quantize_gradient(g: Tensor, layer: LowBitConv2d | LowBitLinear) -> Tensor:
         return g  # fewer entries than centres: kept exactly
     try:
         how = layer.options.gradient_rounding, layer.generator
-        rounded = quantile_round(g, layer.gradient_bits, "auto", *how, wait=False)
+        centres = layer.options.gradient_centres
+        rounded = quantile_round(g, layer.gradient_bits, "auto", *how, wait=False, centres=centres)
     except ValueError:
         layer.weight.finite = False
         return g
@@ -325,6 +326,7 @@ class NormActivate(torch.autograd.Function):
             _backward_coefficients(ctx, gamma, sum_g, sum_gx, rows.shape[0]),
             layer.gradient_bits_for(rows.numel()),
             dx,
+            layer.options.gradient_centres,
         )
         layer.finite = layer.finite & finite
         g_residual = from_rows(rows, shape) if needs_residual else None

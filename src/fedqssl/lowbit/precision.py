@@ -8,6 +8,7 @@ from typing import Literal
 
 from fedqssl.lowbit.skip import check_skip
 from fedqssl.quant.compand import COMPANDERS
+from fedqssl.quant.kernels.types import GradientCentres
 from fedqssl.quant.rounding import MAX_BITS, Rounding, check_rounding
 
 FULL = 32
@@ -62,6 +63,8 @@ class LowBitOptions:
         bn_saved_bits: bits of batch norm's normalized input that is kept for the backward pass, 1..8; by default one
             less than the activation's bits, between 2 and 8 (with the clip mask, 2s bits per activation are kept).
         gradient_rounding: ``nearest`` centre or ``stochastic`` between neighbours.
+        gradient_centres: what stands for a gradient's entries: its quantiles (``quantile``, the paper) or the means of cells
+            between quantiles and those of least error (``mean``).
         quantize_input: the model's input is an image in [0, 1], taken as 8-bit codes.
         skip: modules that stay in floats with everything inside them, by name or pattern (``heads.*``).
     """
@@ -74,6 +77,7 @@ class LowBitOptions:
     gradient_rounding: Rounding = "nearest"
     quantize_input: bool = True
     skip: tuple[str, ...] = ()
+    gradient_centres: GradientCentres = "quantile"
 
     def __post_init__(self) -> None:
         if self.weights not in ("level", "value", "literal"):
@@ -87,6 +91,10 @@ class LowBitOptions:
         if self.bn_saved_bits is not None and self.bn_saved_bits not in HAT_STEPS:
             raise ValueError(f"bn_saved_bits must be 1..8, not {self.bn_saved_bits!r}")
         check_rounding(self.gradient_rounding)
+        if self.gradient_centres not in ("quantile", "mean"):
+            raise ValueError(f"gradient_centres must be 'quantile' or 'mean', not {self.gradient_centres!r}")
+        if self.gradient_centres == "mean" and self.gradient_rounding != "nearest":
+            raise ValueError("gradient_centres='mean' takes gradient_rounding='nearest' only")
         check_skip(self.skip)
 
     def hat_bits(self, activation_bits: int) -> int:
@@ -94,9 +102,10 @@ class LowBitOptions:
         return self.bn_saved_bits or min(max(activation_bits - 1, 2), 8)
 
     def to_json(self) -> str:
-        """As containers have it; ``skip`` only where something is skipped, so that all other bytes are those of before it."""
+        """As containers have it; newer options only where they are not at their defaults, so that bytes are those of before."""
+        newer = {"skip": (), "gradient_centres": "quantile"}
         values = asdict(self)
-        return json.dumps({k: v for k, v in values.items() if k != "skip" or v}, sort_keys=True)
+        return json.dumps({k: v for k, v in values.items() if k not in newer or v != newer[k]}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> LowBitOptions:

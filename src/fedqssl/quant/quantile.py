@@ -3,6 +3,8 @@
 ``Quantile`` is the inverted CDF, so every centre is an entry of g; the first is its minimum, the last its maximum.
 Two methods: ``exact`` sorts; ``key16`` counts the upper 16 bits of each float in O(n), so interior centres are exact to
 one such key (8 bits of mantissa) and the end points exactly. ``auto`` sorts small tensors and counts large ones.
+
+Beyond the paper, ``centres="mean"``: means of cells of equal weight (:func:`.kernels.reference.mean_table`), always by counting.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from fedqssl.quant.kernels import native, ops
 from fedqssl.quant.kernels.reference import code_dtype
-from fedqssl.quant.kernels.types import KeyTable, ends_finite
+from fedqssl.quant.kernels.types import GradientCentres, KeyTable, ends_finite
 from fedqssl.quant.rounding import Rounding, check_bits, check_rounding, uniform_like
 from fedqssl.quant.tensor import QuantizedTensor
 
@@ -24,7 +26,9 @@ KEY16_FROM = 1 << 13
 """``auto`` counts keys from this many elements on; below it a sort is cheaper than a table of 65,536 keys."""
 
 
-def _resolve(method: str, n: int) -> str:
+def _resolve(method: str, n: int, centres: GradientCentres = "quantile") -> str:
+    if centres == "mean":
+        return "key16"
     if method not in ("auto", "exact", "key16"):
         raise ValueError(f"method must be 'auto', 'exact' or 'key16', not {method!r}")
     return ("key16" if n >= KEY16_FROM else "exact") if method == "auto" else method
@@ -37,10 +41,10 @@ def _require_finite(ends: Tensor | None, wait: bool) -> None:
         raise ValueError("cannot quantize a tensor that holds NaN or infinity")
 
 
-def _key_table(flat: Tensor, bits: int, wait: bool = True) -> KeyTable:
+def _key_table(flat: Tensor, bits: int, wait: bool = True, centres: GradientCentres = "quantile") -> KeyTable:
     backend = ops(flat)
     hist, low, high = backend.key_histogram(flat)
-    table: KeyTable | None = backend.quantile_table(hist, flat.numel(), bits, low, high)
+    table: KeyTable | None = backend.TABLES[centres](hist, flat.numel(), bits, low, high)
     _require_finite(None if table is None else table.centres, wait)
     assert table is not None
     return table
@@ -91,6 +95,7 @@ def quantile_quantize(
     rounding: Rounding = "nearest",
     generator: torch.Generator | None = None,
     wait: bool = True,
+    centres: GradientCentres = "quantile",
 ) -> QuantizedTensor:
     """Quantize to the nearest quantile (or stochastically to one of the two neighbours).
 
@@ -104,25 +109,34 @@ def quantile_quantize(
         generator: source of random numbers for stochastic rounding.
         wait: raise an error at NaN and infinity on a GPU, too, for which the host has to wait. Without it they are found in the
             first and the last entry of the codebook.
+        centres: ``quantile``, or ``mean``: each entry goes to the mean of its cell, which is not rounding to a neighbour.
     """
     check_bits(bits)
-    check_rounding(rounding)
+    _check_rounding(rounding, centres)
     flat = _prepare(x)
     n = flat.numel()
     if n <= 2**bits:
-        centres, codes = torch.unique(flat, sorted=True, return_inverse=True)
+        codebook, codes = torch.unique(flat, sorted=True, return_inverse=True)
         if n:
-            _require_finite(centres, wait)
-    elif _resolve(method, n) == "key16" and rounding == "nearest":
-        table = _key_table(flat, bits, wait)
-        centres, codes = table.centres, ops(flat).code_apply(flat, table)
+            _require_finite(codebook, wait)
+    elif _resolve(method, n, centres) == "key16" and rounding == "nearest":
+        table = _key_table(flat, bits, wait, centres)
+        codebook, codes = table.centres, ops(flat).code_apply(flat, table)
     else:
-        centres = quantile_centres(flat, bits, method, wait)
+        codebook = quantile_centres(flat, bits, method, wait)
         if rounding == "nearest":
-            codes = _nearest_codes(flat, centres)
+            codes = _nearest_codes(flat, codebook)
         else:
-            codes = _stochastic_codes(flat, centres, generator)
-    return QuantizedTensor(codes.to(torch.int32).to(code_dtype(bits)).view(x.shape), centres, bits)
+            codes = _stochastic_codes(flat, codebook, generator)
+    return QuantizedTensor(codes.to(torch.int32).to(code_dtype(bits)).view(x.shape), codebook, bits)
+
+
+def _check_rounding(rounding: str, centres: GradientCentres) -> None:
+    check_rounding(rounding)
+    if centres not in ("quantile", "mean"):
+        raise ValueError(f"centres must be 'quantile' or 'mean', not {centres!r}")
+    if centres == "mean" and rounding != "nearest":
+        raise ValueError("centres that are means of cells take no stochastic rounding; use 'nearest'")
 
 
 def quantile_round(
@@ -133,25 +147,27 @@ def quantile_round(
     generator: torch.Generator | None = None,
     out: Tensor | None = None,
     wait: bool = True,
+    centres: GradientCentres = "quantile",
 ) -> Tensor:
     """The float view of :func:`quantile_quantize`, without making the codes.
 
     Arguments are those of :func:`quantile_quantize`; the result is written to ``out`` (which may be x) if given.
     """
+    _check_rounding(rounding, centres)
     if out is not None:
         if out.shape != x.shape or out.dtype != torch.float32 or not out.is_contiguous():
             raise ValueError(f"out must be a contiguous float32 tensor of shape {tuple(x.shape)}")
         flat = _prepare(x)
-        if ops(flat) is native and _resolve(method, flat.numel()) == "key16" and rounding == "nearest":
-            native.table_apply(flat, _key_table(flat, check_bits(bits)), out=out)
+        if ops(flat) is native and _resolve(method, flat.numel(), centres) == "key16" and rounding == "nearest":
+            native.table_apply(flat, _key_table(flat, check_bits(bits), centres=centres), out=out)
             return out
-        return out.copy_(quantile_round(x, bits, method, rounding, generator, wait=wait))
+        return out.copy_(quantile_round(x, bits, method, rounding, generator, wait=wait, centres=centres))
     flat = _prepare(x)
     if flat.numel() > 2 ** check_bits(bits) and rounding == "nearest":
-        if _resolve(method, flat.numel()) == "key16":
-            rounded: Tensor = ops(flat).table_apply(flat, _key_table(flat, bits, wait))
+        if _resolve(method, flat.numel(), centres) == "key16":
+            rounded: Tensor = ops(flat).table_apply(flat, _key_table(flat, bits, wait, centres))
         else:
-            centres = _exact_centres(flat, bits, wait)
-            rounded = centres[_nearest_codes(flat, centres)]
+            exact = _exact_centres(flat, bits, wait)
+            rounded = exact[_nearest_codes(flat, exact)]
         return rounded.view(x.shape)
-    return quantile_quantize(x, bits, method, rounding, generator, wait).dequantize()
+    return quantile_quantize(x, bits, method, rounding, generator, wait, centres).dequantize()

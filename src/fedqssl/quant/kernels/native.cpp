@@ -14,6 +14,7 @@
 // results are the same for every thread count.
 
 #include <cfloat>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -90,7 +91,7 @@ namespace portable_kernels {
 }  // namespace portable_kernels
 #undef FQ_VARIANT
 
-FQ_API int fq_abi_version() { return 4; }
+FQ_API int fq_abi_version() { return 5; }
 
 // The variants that run on this CPU, best first, separated by commas; empty if none does.
 FQ_API const char* fq_variants() {

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from fedqssl import library
 from fedqssl.quant.kernels.reference import code_dtype
-from fedqssl.quant.kernels.types import Coefficients, Hat, KeyTable, Norm, NormAct, NormActResult, extra_bits
+from fedqssl.quant.kernels.types import (
+    Coefficients,
+    GradientCentres,
+    Hat,
+    KeyTable,
+    Norm,
+    NormAct,
+    NormActResult,
+    extra_bits,
+)
 
 NAME = "native"
 _KEYS = 1 << 16
@@ -112,11 +121,23 @@ def key_histogram(x: Tensor) -> tuple[Tensor, float, float]:
 
 def quantile_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
     """See :func:`.reference.quantile_table`; entries that do not occur are left undefined."""
+    return _table("quantile_table", hist, n, bits, low, high)
+
+
+def mean_table(hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
+    """See :func:`.reference.mean_table`; entries that do not occur are left undefined."""
+    return _table("mean_table", hist, n, bits, low, high)
+
+
+TABLES = {"quantile": quantile_table, "mean": mean_table}
+
+
+def _table(kernel: str, hist: Tensor, n: int, bits: int, low: float, high: float) -> KeyTable | None:
     extra = extra_bits(bits)
     centres, values = _floats(2**bits), _floats(_KEYS << extra)
     codes = torch.empty(_KEYS << extra, dtype=torch.uint16)
     pointers = centres.data_ptr(), values.data_ptr(), codes.data_ptr()
-    bad = _call("quantile_table", hist.data_ptr(), n, bits, extra, low, high, *pointers)
+    bad = _call(kernel, hist.data_ptr(), n, bits, extra, low, high, *pointers)
     return None if bad else KeyTable(centres, values, codes, extra)
 
 
@@ -196,20 +217,26 @@ def norm_backward_sums(g: Tensor, mask: Tensor | None, hat: Hat, out: Tensor | N
 
 
 def norm_backward_apply(
-    g: Tensor, mask: Tensor | None, hat: Hat, coefficients: Coefficients, quantile_bits: int | None, out: Tensor
+    g: Tensor,
+    mask: Tensor | None,
+    hat: Hat,
+    coefficients: Coefficients,
+    bits: int | None,
+    out: Tensor,
+    centres: GradientCentres = "quantile",
 ) -> bool:
     """See :func:`.reference.norm_backward_apply`."""
     rows, channels = g.shape
     hist, extent = None, _floats(2)
-    if quantile_bits is not None:
+    if bits is not None:
         hist = torch.empty(_KEYS, dtype=torch.int32)
     kept = hat[1:] if hat.packed is not None else (0, 0.0)
     pointers = g.data_ptr(), rows, channels, _ptr(mask), _ptr(hat.packed)
     outputs = *map(_ptr, coefficients), out.data_ptr(), _ptr(hist), extent.data_ptr()
     _call("norm_backward_apply", *pointers, *kept, *outputs, _threads())
-    if hist is None or quantile_bits is None:
+    if hist is None or bits is None:
         return bool(torch.isfinite(out).all())
-    table = quantile_table(hist, out.numel(), quantile_bits, float(extent[0]), float(extent[1]))
+    table = TABLES[centres](hist, out.numel(), bits, float(extent[0]), float(extent[1]))
     if table is not None:
         table_apply(out, table, out=out)
     return table is not None

@@ -171,6 +171,61 @@ FQ_API int FQ_NAME(quantile_table)(const uint32_t* hist, int64_t n, int bits, in
     return 0;
 }
 
+// A quantizer over keys with little error and without bias: 2^bits cells of equal weight, each standing for the mean of its
+// entries. A key weighs sqrt(entries * width), rounded to 24 bits so that sums are exact in any order. Sums of entries run
+// from the smallest to the largest, and a cell's is a difference of two. Arguments and result as for quantile_table.
+FQ_API int FQ_NAME(mean_table)(const uint32_t* hist, int64_t, int bits, int extra, float low, float high, float* centres,
+                         float* values, uint16_t* codes) {
+    const int64_t cells = int64_t(1) << bits, parts = int64_t(1) << extra;
+    for (int64_t k = 0x7F80; k < 0x8000; ++k)
+        if (hist[k] || hist[k | 0x8000]) return 1;
+    const auto weight = [](int64_t raw, int64_t count) {
+        if (!(raw & 0x7F80)) return 0.0;
+        const double width = double(float_of(uint32_t(raw << 16 | 0xFFFF))) - double(float_of(uint32_t(raw << 16)));
+        return std::sqrt(double(count) * (width < 0 ? -width : width));
+    };
+    double heaviest = 0;
+    for_keys(hist, [&](int64_t raw, int64_t count) {
+        const double w = weight(raw, count);
+        heaviest = w > heaviest ? w : heaviest;
+    });
+    const double scale = heaviest > 0 ? 16777216.0 / heaviest : 0.0;
+    const auto units = [&](int64_t raw, int64_t count) { return int64_t(std::nearbyint(weight(raw, count) * scale)); };
+    int64_t total = 0;
+    for_keys(hist, [&](int64_t raw, int64_t count) { total += units(raw, count); });
+    int64_t before = 0, at = -1;
+    double sum = 0, seen = 0, sum_before = 0, seen_before = 0;
+    const auto close = [&](int64_t upto) {  // cells up to this one have the mean of what came since the last one
+        const float mean = static_cast<float>((sum - sum_before) / (seen - seen_before));
+        const float least = at < 0 ? mean : centres[at];
+        for (++at; at < upto; ++at) centres[at] = least;
+        centres[at] = mean > least ? mean : least;
+        sum_before = sum;
+        seen_before = seen;
+    };
+    int64_t open = -1;
+    for_keys(hist, [&](int64_t raw, int64_t count) {
+        const int64_t heavy = units(raw, count);
+        for (int64_t p = 0; p < parts; ++p) {
+            const int64_t q = raw & 0x8000 ? parts - 1 - p : p;  // ascending values
+            const int64_t cell = total ? (2 * parts * before + (2 * p + 1) * heavy) * cells / (2 * parts * total) : 0;
+            if (open >= 0 && cell != open) close(open);
+            open = cell;
+            codes[raw << extra | q] = static_cast<uint16_t>(cell);
+            const double entries = double(count) / double(parts);
+            sum += entries * double(clamped(part_value(raw, q, extra), low, high));
+            seen += entries;
+        }
+        before += heavy;
+    });
+    close(open);
+    for (int64_t rest = at + 1; rest < cells; ++rest) centres[rest] = centres[at];
+    for_keys(hist, [&](int64_t k, int64_t) {
+        for (int64_t q = k << extra; q < (k + 1) << extra; ++q) values[q] = centres[codes[q]];
+    });
+    return 0;
+}
+
 // out[i] = values[upper 16 + extra bits of x[i]]; out may be x.
 FQ_API void FQ_NAME(table_apply)(const float* x, int64_t n, int extra, const float* values, float* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)

@@ -7,6 +7,7 @@ is bit ``j % 8`` (least significant first) of byte ``j // 8``. A stream of n cod
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from fedqssl.quant.kernels.types import (
     GROUP,
     Coefficients,
+    GradientCentres,
     Hat,
     KeyTable,
     Norm,
@@ -155,9 +157,7 @@ def quantile_table(hist: Tensor, n: int, bits: int, smallest: End, largest: End)
     centres = centres_of(raw, count, n, bits, low, high)
     sparse = device.type == "cpu"
     keys = raw if sparse else torch.arange(_KEYS, device=device)  # in their own order, as the table has them
-    fine = (keys.unsqueeze(1) << extra | torch.arange(2**extra, device=device)).flatten()  # keys of 16 + extra bits
-    middle = _float_of(fine << (16 - extra) | 1 << (15 - extra))
-    middle = torch.where((fine >> extra & 0x7F80) == 0, 0.0, middle).clamp(low, high)
+    fine, middle = _parts(keys, extra, low, high)
     at = torch.searchsorted(centres, middle).clamp(max=last)
     down = (at - 1).clamp(min=0)
     codes = torch.where(middle - centres[down] <= centres[at] - middle, down, at)
@@ -167,6 +167,63 @@ def quantile_table(hist: Tensor, n: int, bits: int, smallest: End, largest: End)
         both = torch.stack((end, torch.where(end == 0, -end, end)))
         codes.index_fill_(0, _fine_keys(both, extra), code)
     return KeyTable(centres, centres[codes], codes, extra)
+
+
+def _parts(keys: Tensor, extra: int, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys of 16 + extra bits, flat, and the middles of their intervals: 0 for zeros and denormals."""
+    fine = (keys.unsqueeze(1) << extra | torch.arange(2**extra, device=keys.device)).flatten()
+    middle = _float_of(fine << (16 - extra) | 1 << (15 - extra))
+    return fine, torch.where((fine >> extra & 0x7F80) == 0, 0.0, middle).clamp(low, high)
+
+
+def _units(raw: Tensor, count: Tensor) -> Tensor:
+    """``sqrt(count * width)`` of every key as integers of up to 24 bits, whose sums are exact in any order."""
+    exponent = raw & 0x7F80
+    width = (_float_of(raw << 16 | 0xFFFF).double() - _float_of(raw << 16).double()).abs()
+    weight = (count * torch.where((exponent == 0) | (exponent == 0x7F80), 0.0, width)).sqrt()
+    heaviest = weight.max()
+    return (weight * torch.where(heaviest > 0, 2.0**24 / heaviest, 0.0)).round().to(torch.int64)
+
+
+def _cell_means(cell: Tensor, values: Tensor, entries: Tensor, cells: int) -> Tensor:
+    """Means of the entries of each cell, from cells in ascending order; an empty cell has that of the one before it."""
+    upto = torch.searchsorted(cell, torch.arange(cells, device=cell.device), right=True)
+    sums, counts = (
+        torch.nn.functional.pad(x.cumsum(0), (1, 0))[upto].diff(prepend=x.new_zeros(1)) for x in (entries * values, entries)
+    )
+    means = torch.where(counts > 0, sums / counts, -math.inf).float().cummax(0).values
+    return means.clamp(min=torch.where(torch.isinf(means), math.inf, means).min())  # nothing is before the first
+
+
+def mean_table(hist: Tensor, n: int, bits: int, smallest: End, largest: End) -> KeyTable | None:
+    """``2^bits`` cells of equal weight, each standing for the mean of its entries; arguments and result as for quantiles.
+
+    A key weighs ``sqrt(entries * width)``: between equal numbers of entries (quantiles, whose outermost cells are so wide that
+    they lose a tenth of a gradient) and ``(entries * width^2)^(1/3)``, which has the least squared error. Means keep sums: no
+    cell pulls what it stands for to one side.
+    """
+    device, cells, extra = hist.device, 2**bits, extra_bits(bits)
+    parts = 2**extra
+    ends = end_tensors(hist, smallest, largest)
+    if ends is None:
+        return None
+    raw, count = ordered_keys(hist)
+    units, ascending = _units(raw, count).unsqueeze(1), torch.arange(parts, device=device)
+    within = torch.where((raw >= 0x8000).unsqueeze(1), parts - 1 - ascending, ascending)  # a larger mantissa is smaller
+    values = _parts(raw, extra, *ends)[1].view(-1, parts).gather(1, within).double()
+    before, total = units.cumsum(0) - units, units.sum().clamp(min=1)
+    cell = (2 * parts * before + (2 * ascending + 1) * units) * cells // (2 * parts * total)
+    entries = (count.double() / parts).unsqueeze(1).expand_as(values)
+    centres = _cell_means(cell.flatten(), values.flatten(), entries.flatten(), cells)
+    codes = torch.zeros(_KEYS << extra, dtype=torch.int64, device=device)
+    codes.index_put_(((raw.unsqueeze(1) << extra | within).flatten(),), cell.flatten())
+    return KeyTable(centres, centres[codes], codes, extra)
+
+
+TABLES: dict[GradientCentres, Callable[[Tensor, int, int, End, End], KeyTable | None]] = {
+    "quantile": quantile_table,
+    "mean": mean_table,
+}
 
 
 def _fine_keys(x: Tensor, extra: int) -> Tensor:
@@ -259,15 +316,21 @@ def norm_backward_sums(g: Tensor, mask: Tensor | None, hat: Hat, out: Tensor | N
 
 
 def norm_backward_apply(
-    g: Tensor, mask: Tensor | None, hat: Hat, coefficients: Coefficients, quantile_bits: int | None, out: Tensor
+    g: Tensor,
+    mask: Tensor | None,
+    hat: Hat,
+    coefficients: Coefficients,
+    bits: int | None,
+    out: Tensor,
+    centres: GradientCentres = "quantile",
 ) -> bool | Tensor:
-    """``out = g * mul + x_hat * hat_mul + add``, quantile-quantized if bits are given; out may be g. Is all finite?"""
+    """``out = g * mul + x_hat * hat_mul + add``, quantized if bits are given; out may be g. Is all finite?"""
     mul, hat_mul, add = coefficients
     out.copy_(apply_mask(g, mask) * mul + _unpack_hat(hat, g) * hat_mul + add)
-    if quantile_bits is None:
+    if bits is None:
         return all_finite(out)
     hist, low, high = key_histogram(out)
-    table = quantile_table(hist, out.numel(), quantile_bits, low, high)
+    table = TABLES[centres](hist, out.numel(), bits, low, high)
     if table is None:
         return False
     out.copy_(table_apply(out, table))

@@ -19,6 +19,7 @@ from fedqssl.quant.kernels.reference import End, all_finite, code_dtype, extent
 from fedqssl.quant.kernels.types import (
     GROUP,
     Coefficients,
+    GradientCentres,
     Hat,
     KeyTable,
     Norm,
@@ -135,6 +136,10 @@ def quantile_table(hist: Tensor, n: int, bits: int, smallest: End, largest: End)
     return KeyTable(centres, values, codes, extra)
 
 
+mean_table = reference.mean_table
+TABLES = {"quantile": quantile_table, "mean": mean_table}
+
+
 def table_apply(x: Tensor, table: KeyTable, out: Tensor | None = None) -> Tensor:
     """See :func:`.reference.table_apply`; ``out`` may be x."""
     x = x.contiguous()
@@ -236,20 +241,26 @@ def norm_backward_sums(g: Tensor, mask: Tensor | None, hat: Hat, out: Tensor | N
 
 
 def norm_backward_apply(
-    g: Tensor, mask: Tensor | None, hat: Hat, coefficients: Coefficients, quantile_bits: int | None, out: Tensor
+    g: Tensor,
+    mask: Tensor | None,
+    hat: Hat,
+    coefficients: Coefficients,
+    bits: int | None,
+    out: Tensor,
+    centres: GradientCentres = "quantile",
 ) -> bool | Tensor:
     """See :func:`.reference.norm_backward_apply`."""
     g, n = g.contiguous(), g.numel()
-    bits, step, low = _hat(hat)
+    hat_bits, step, low = _hat(hat)
     kept = (g if t is None else t for t in (mask, hat.packed))
     per_channel = (c.contiguous() for c in coefficients)
     numbers = n, g.shape[1], _size(mask), _size(hat.packed), step, low
-    flags = {"MASKED": mask is not None, "HAT_BITS": bits, "BLOCK": _BLOCK}
+    flags = {"MASKED": mask is not None, "HAT_BITS": hat_bits, "BLOCK": _BLOCK}
     _launch(norms.backward_apply_kernel, g, _blocks(n), g, *kept, *per_channel, out, *numbers, **flags)
-    if quantile_bits is None:
+    if bits is None:
         return all_finite(out)
     hist, *ends = key_histogram(out)
-    table = quantile_table(hist, n, quantile_bits, *ends)
+    table = TABLES[centres](hist, n, bits, *ends)
     if table is None:
         return False
     table_apply(out, table, out)
@@ -280,8 +291,10 @@ def round_pack(y: Tensor, bits: int, scale: float, snap: float, uniform: Tensor 
 
 
 __all__ = [
+    "TABLES",
     "code_apply",
     "key_histogram",
+    "mean_table",
     "norm_act",
     "norm_backward_apply",
     "norm_backward_sums",

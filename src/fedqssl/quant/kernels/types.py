@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ def extra_bits(bits: int) -> int:
 def ends_finite(centres: Tensor) -> Tensor:
     """Whether the first and the last of some quantiles are finite, and so all: a tensor, for which nobody has to wait."""
     return torch.isfinite(centres[0]) & torch.isfinite(centres[-1])
+
+
+GradientCentres = Literal["quantile", "mean"]
+"""What stands for a gradient's entries: its quantiles (the paper), or the means of cells of equal weight."""
 
 
 @dataclass(frozen=True)
