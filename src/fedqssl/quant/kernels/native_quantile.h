@@ -208,7 +208,8 @@ FQ_API int FQ_NAME(mean_table)(const uint32_t* hist, int64_t, int bits, int extr
         const int64_t heavy = units(raw, count);
         for (int64_t p = 0; p < parts; ++p) {
             const int64_t q = raw & 0x8000 ? parts - 1 - p : p;  // ascending values
-            const int64_t cell = total ? (2 * parts * before + (2 * p + 1) * heavy) * cells / (2 * parts * total) : 0;
+            int64_t cell = total ? (2 * parts * before + (2 * p + 1) * heavy) * cells / (2 * parts * total) : 0;
+            cell = cell < cells ? cell : cells - 1;  // zeros at the very end weigh nothing
             if (open >= 0 && cell != open) close(open);
             open = cell;
             codes[raw << extra | q] = static_cast<uint16_t>(cell);

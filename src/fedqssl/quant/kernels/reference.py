@@ -213,6 +213,7 @@ def mean_table(hist: Tensor, n: int, bits: int, smallest: End, largest: End) -> 
     values = _parts(raw, extra, *ends)[1].view(-1, parts).gather(1, within).double()
     before, total = units.cumsum(0) - units, units.sum().clamp(min=1)
     cell = (2 * parts * before + (2 * ascending + 1) * units) * cells // (2 * parts * total)
+    cell = cell.clamp(max=cells - 1)  # zeros at the very end weigh nothing
     entries = (count.double() / parts).unsqueeze(1).expand_as(values)
     centres = _cell_means(cell.flatten(), values.flatten(), entries.flatten(), cells)
     codes = torch.zeros(_KEYS << extra, dtype=torch.int64, device=device)
