@@ -251,6 +251,17 @@ def test_codes_are_the_nearest_levels(bits: int) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("bits", [2, 4, 8])
+def test_gradients_by_means_of_cells(bits: int, backend: str) -> None:
+    """In every place where a gradient is quantized: behind a batch norm, of a linear layer, of weights."""
+    model = randomize(Residual(8, 16, 2))
+    with use(backend):
+        lowbit = to_lowbit(model, Precision.for_bits(bits), LowBitOptions(gradient_centres="mean"))
+        reading = {"absorbed": RESIDUAL_ABSORBED, "ranged": {"fc"}, "centres": "mean"}
+        check_against_reference(model, lowbit, images(6, 3, 9), bits, **reading)
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_fused_quantizer_is_within_a_key_of_exact_quantiles(bits: int, backend: str) -> None:
     """What the fast method means: centres within one 16-bit key of the sorted ones, exact end points."""
     model = randomize(ConvNet(8, 12, 3, 1, 1, 1))

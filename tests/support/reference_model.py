@@ -119,6 +119,38 @@ def key16_quantiles(g: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(chosen[where]).view(g.shape)
 
 
+def mean_cells(g: Tensor, bits: int) -> np.ndarray:
+    """The cell of every entry where centres are means: cells of equal ``sqrt(entries * width)``, by keys cut as above."""
+    x = g.contiguous().flatten().numpy()
+    word = x.view(np.uint32).astype(np.int64)
+    occurring, where, count = np.unique(word >> 16, return_inverse=True, return_counts=True)
+    parts = 1 << min(max(bits - 6, 0), 4)
+
+    def floats(pattern: np.ndarray) -> np.ndarray:
+        return pattern.astype(np.uint32).view(np.float32).astype(np.float64)
+
+    width = np.abs(floats(occurring << 16 | 0xFFFF) - floats(occurring << 16)) * (occurring & 0x7F80 != 0)
+    weight = np.sqrt(count * width)
+    units = np.rint(weight * (2.0**24 / max(weight.max(), 1e-300))).astype(np.int64)
+    order = np.argsort(np.where(occurring >= 0x8000, 0x7FFF - occurring, occurring))  # ascending by value
+    before = np.empty_like(units)
+    before[order] = np.cumsum(units[order]) - units[order]
+    part = (word & 0xFFFF) * parts >> 16
+    part = np.where(word >> 16 >= 0x8000, parts - 1 - part, part)
+    at = 2 * parts * before[where] + (2 * part + 1) * units[where]
+    return np.minimum((at << bits) // (2 * parts * max(int(units.sum()), 1)), 2**bits - 1)
+
+
+def assert_means(before: Tensor, after: Tensor, bits: int, what: str) -> None:
+    """Every entry of a cell has become one number: the mean of the cell's entries, which lie anywhere within their keys."""
+    cells = mean_cells(before, bits)
+    x, y = (t.contiguous().flatten().double().numpy() for t in (before, after))
+    for cell in np.unique(cells):
+        members, found = x[cells == cell], np.unique(y[cells == cell])
+        near = 2.0**-6 * np.abs(members).mean() + np.finfo(np.float32).tiny
+        assert len(found) == 1 and abs(found[0] - members.mean()) <= near, f"{what}: cell {cell} is not its mean"
+
+
 def same_key(centre: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Whether two arrays of floats differ by less than one 16-bit key: 2^-7 of their size."""
     return np.abs(centre - other) <= 2.0**-7 * np.maximum(np.abs(centre), np.abs(other)) + np.finfo(np.float32).tiny
@@ -154,10 +186,10 @@ def watching(model: nn.Module) -> Iterator[Watched]:
     receiving: list[str] = []
 
     def norm_backward_apply(g: Tensor, *rest: Any) -> bool:
-        *args, bits, out = rest
+        *args, bits, out, centres = rest
         before = torch.empty_like(out)
         apply(g.clone(), *args, None, before)
-        finite = apply(g, *args, bits, out)
+        finite = apply(g, *args, bits, out, centres)
         watched.fused.append((before, out.clone()))
         return finite
 
@@ -300,6 +332,7 @@ class Reference:
         clip: the c of ``h(z) = clip(z/c, 0, 1)``.
         hat_bits: ``bn_saved_bits``.
         quantize_input: the input is an image as 8-bit codes.
+        centres: ``gradient_centres``.
     """
 
     def __init__(
@@ -315,7 +348,9 @@ class Reference:
         clip: float = 4.0,
         hat_bits: int | None = None,
         quantize_input: bool = True,
+        centres: str = "quantile",
     ) -> None:
+        self.centres = centres
         self.bits, self.gradient_bits = bits, min(bits + 2, 16)
         self.hat_bits = hat_bits or min(max(bits - 1, 2), 8)
         self.absorbed, self.ranged, self.weights, self.clip = absorbed, ranged, weights, clip
@@ -402,6 +437,9 @@ class Reference:
 
     def _check_quantizer(self, before: Tensor, after: Tensor, what: str, fused: bool = False) -> None:
         bits = self.gradient_bits
+        if self.centres == "mean" and before.numel() > 2**bits:
+            assert_means(before, after, bits, what)
+            return
         fast = before.numel() > 2**bits and (fused or before.numel() >= FAST_FROM)
         want = (key16_quantiles if fast else exact_quantiles)(before, bits)
         assert torch.equal(after, want), f"{what}: not the {'fast' if fast else 'exact'} quantile quantizer's result"
