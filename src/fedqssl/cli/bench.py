@@ -174,6 +174,8 @@ def learning(
     model: Annotated[str, typer.Option(help="Backbone (fedqssl list models).")] = "resnet18",
     features: Annotated[str, typer.Option(help="What the probe sees (fedqssl list features).")] = "pooled",
     views_size: Annotated[int | None, typer.Option(min=8, help="Side of the views; by default the images'.")] = None,
+    rule: Annotated[str, typer.Option(help="What low-bit weights keep: stored, residual or latent.")] = "stored",
+    gradient_centres: Annotated[str, typer.Option(help="Of quantized gradients: quantile or mean.")] = "quantile",
 ) -> None:
     """SimCLR at several bitwidths, paired by seed with fp32: linear-probe accuracy on the whole test set."""
     from fedqssl.data.parquet import read_parquet
@@ -185,9 +187,10 @@ def learning(
     except ValueError:
         raise ValueError("--bits and --seeds take whole numbers separated by commas, like 0,32,4") from None
     images, tests = read_parquet(data, "train"), read_parquet(test or data, "test")
-    given = {"model": model, "features": features, "views_size": views_size}
+    given = {"model": model, "features": features, "views_size": views_size, "rule": rule}
     recipe = job.Recipe(width=width, epochs=epochs, batch_size=batch_size, lr=lr, **given)  # type: ignore[arg-type]
-    results = job.run_cells(cells, images, tests, out, recipe, LowBitOptions(), typer.echo, threads)
+    options = LowBitOptions(gradient_centres=gradient_centres)  # type: ignore[arg-type]
+    results = job.run_cells(cells, images, tests, out, recipe, options, typer.echo, threads)
     table = Table("bits", "seeds", "accuracy, %", "minus fp32, points")
     for row in job.summary(results):
         table.add_row(*row)

@@ -23,6 +23,7 @@ from fedqssl.evaluation.features import extract_features
 from fedqssl.evaluation.probe import linear_probe
 from fedqssl.files import write_atomically
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
+from fedqssl.lowbit.optim import Rule
 from fedqssl.models import projector
 from fedqssl.models.features import features_of
 from fedqssl.models.network import SelfSupervisedNetwork
@@ -48,13 +49,16 @@ class Recipe:
     features: str = "pooled"
     views_size: int | None = None
     """Side of the views; by default that of the images."""
+    rule: Rule = "stored"
+    """What low-bit weights keep between steps."""
 
-    def since_then(self) -> dict[str, object]:
-        """As a dictionary, without newer settings that are at their defaults: cells from before know nothing of them."""
-        return {k: v for k, v in asdict(self).items() if k not in _NEWER or v != _NEWER[k]}
+    def since_then(self, bits: int) -> dict[str, object]:
+        """As a cell of so many bits has it: without newer settings at their defaults, and without those of low bits in floats."""
+        floats = ("rule",) if bits in (0, 32) else ()
+        return {k: v for k, v in asdict(self).items() if k not in _NEWER or (v != _NEWER[k] and k not in floats)}
 
 
-_NEWER: dict[str, object] = {"model": "resnet18", "features": "pooled", "views_size": None}
+_NEWER: dict[str, object] = {"model": "resnet18", "features": "pooled", "views_size": None, "rule": "stored"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def build(bits: int, recipe: Recipe, options: LowBitOptions, seed: int) -> tuple
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model, torch.optim.SGD(model.parameters(), lr=recipe.lr)
     model = to_lowbit(model, Precision.for_bits(bits), options)
-    return model, LowBitSGD(model, lr=recipe.lr, seed=seed)
+    return model, LowBitSGD(model, lr=recipe.lr, rule=recipe.rule, seed=seed)
 
 
 def train_cell(
@@ -131,7 +135,7 @@ def train_cell(
     probe = logistic_accuracy if recipe.features != "pooled" else _fixed_probe
     accuracy = probe(features[0], train.labels, features[1], test.labels, classes)
     progress(f"bits {bits} seed {seed} accuracy {100 * accuracy:.2f}")
-    return LearningCell(bits, seed, accuracy, mean, spent, recipe.since_then(), asdict(options))
+    return LearningCell(bits, seed, accuracy, mean, spent, recipe.since_then(bits), asdict(options))
 
 
 def _fixed_probe(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, classes: int) -> float:
@@ -161,7 +165,7 @@ def run_cells(
             cell = train_cell(bits, seed, train, test, recipe, options, progress)
             write_atomically(path, (json.dumps(asdict(cell), indent=1) + "\n").encode())
         cell = LearningCell(**json.loads(path.read_text()))
-        if cell.recipe != recipe.since_then():
+        if cell.recipe != recipe.since_then(bits):
             raise ValueError(f"{path} was created with another recipe ({cell.recipe}); choose another --out")
         results.append(cell)
     return results
