@@ -50,6 +50,9 @@ constexpr size_t kGuard = 64;  // bytes behind every output that must stay as th
         else if (c.name == "quantile_table")                                                                           \
             fq_##v##_quantile_table(static_cast<const uint32_t*>(c.input(0)), n, s, i[2], f[0], f[1], of,              \
                                     c.output<float>(1), c.output<uint16_t>(2));                                        \
+        else if (c.name == "mean_table")                                                                               \
+            fq_##v##_mean_table(static_cast<const uint32_t*>(c.input(0)), n, s, i[2], f[0], f[1], of,                  \
+                                    c.output<float>(1), c.output<uint16_t>(2));                                        \
         else if (c.name == "table_apply") fq_##v##_table_apply(c.floats(0), n, s, c.floats(1), of, threads);           \
         else if (c.name == "code_apply")                                                                               \
             fq_##v##_code_apply(c.floats(0), n, s, static_cast<const uint16_t*>(c.input(1)), c.output<uint16_t>(0),    \
@@ -183,7 +186,7 @@ int main(int argc, char** argv) {
         for (const Bytes& b : c.want) {
             c.out.emplace_back(b.size() + kGuard, 0xA5);
             // Entries that the operation leaves alone: as in the file.
-            if (c.name == "quantile_table") std::memcpy(c.out.back().data(), b.data(), b.size());
+            if (c.name == "quantile_table" || c.name == "mean_table") std::memcpy(c.out.back().data(), b.data(), b.size());
         }
         for (int r = 0; r < repeats; ++r) run(c);
         ++done;

@@ -15,7 +15,7 @@ from fedqssl.quant.kernels import native
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "src" / "fedqssl" / "quant" / "kernels"
 SCALAR = ("-fno-tree-vectorize", "-fno-tree-slp-vectorize")
-GATHERS = {"table_apply", "code_apply", "step_target", "quantile_table"}
+GATHERS = {"table_apply", "code_apply", "step_target", "quantile_table", "mean_table"}
 """Kernels that look one number after the other up, for which NEON has no instruction."""
 BITS = {"bit_conv2d", "bit_dot"}
 """Kernels that count bits, with the same instruction in both variants."""

@@ -23,7 +23,7 @@ server.optimizer server.momentum server.optimizer_lr
 server.ema aggregation.temperature aggregation.weights aggregation.robust aggregation.max_share aggregation.batch_norm
 lowbit.weights lowbit.rule
 lowbit.scale
-lowbit.rounding lowbit.activation_clip lowbit.skip fedprox.mu evaluation.knn_every evaluation.probe_images
+lowbit.rounding lowbit.gradient_centres lowbit.activation_clip lowbit.skip fedprox.mu evaluation.knn_every evaluation.probe_images
 evaluation.clients evaluation.controls evaluation.classifier evaluation.probe
 views.preset views.scale views.ratio views.flip views.brightness views.contrast views.saturation views.hue views.jitter
 views.grayscale views.size features"""

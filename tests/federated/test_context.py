@@ -1,8 +1,12 @@
 """Who holds which images in a simulation: a client its training images, the server its buffer, and nobody what is tested on."""
 
+import json
+
+import pytest
 import torch
 
 from fedqssl.federated.context import FleetContext
+from fedqssl.federated.job import Job
 from tiny_run import tiny_context
 
 
@@ -42,6 +46,14 @@ def test_a_job_has_the_settings_of_the_run():
         True,
     )
     assert not context.job(0, 0.1).return_model
+
+
+@pytest.mark.parametrize("centres", ["quantile", "mean"])
+def test_gradients_are_quantized_as_the_run_says(centres):
+    context = tiny_context(**{"lowbit.gradient_centres": centres})
+    assert context.task.options.gradient_centres == centres
+    sent = Job.from_json(json.loads(json.dumps(context.job(0, 0.1).to_json())))
+    assert sent.task.options.gradient_centres == centres
 
 
 def test_a_fleet_knows_how_many_images_its_clients_have():

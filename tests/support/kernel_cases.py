@@ -77,6 +77,9 @@ def packing(g: torch.Generator, bits: int, n: int) -> Iterator[Case]:
     yield Case("unpack_table", [n, bits], [], [packed, table], [reference.unpack_table(packed, bits, n, table)])
 
 
+TABLES = ("quantile_table", "mean_table")
+
+
 def quantiles(g: torch.Generator, bits: int, n: int) -> Iterator[Case]:
     """Histogram, table and look-ups of the quantile quantizer."""
     x = torch.randn(n, generator=g) ** 3
@@ -87,6 +90,10 @@ def quantiles(g: torch.Generator, bits: int, n: int) -> Iterator[Case]:
     assert table is not None
     codes = table.codes.to(torch.int32).to(torch.uint16)
     yield Case("quantile_table", [n, bits, extra], [low, high], [counts], [table.centres, table.values, codes])
+    means = reference.mean_table(hist, n, bits, low, high)
+    assert means is not None
+    mean_codes = means.codes.to(torch.int32).to(torch.uint16)
+    yield Case("mean_table", [n, bits, extra], [low, high], [counts], [means.centres, means.values, mean_codes])
     yield Case("table_apply", [n, extra], [], [x, table.values], [reference.table_apply(x, table)])
     yield Case("code_apply", [n, extra], [], [x, codes], [reference.code_apply(x, table)])
 
@@ -182,7 +189,7 @@ def call(functions: dict[str, Any], case: Case) -> list[Any]:
     """The outputs of a kernel for a case: what the driver does, through ctypes."""
     inputs = [None if x is None else np.frombuffer(_bytes(x), np.uint8) for x in case.inputs]
     outputs = [None if x is None else np.full(len(_bytes(x)), 0xA5, np.uint8) for x in case.outputs]
-    if case.name == "quantile_table":  # leaves entries alone that do not occur
+    if case.name in TABLES:  # leave entries alone that do not occur
         outputs = [np.frombuffer(_bytes(x), np.uint8).copy() for x in case.outputs]
     i, f, name = list(case.integers), list(case.floats), case.name
     given, made = ([None if x is None else x.ctypes.data for x in arrays] for arrays in (inputs, outputs))
@@ -204,7 +211,7 @@ def call(functions: dict[str, Any], case: Case) -> list[Any]:
         arguments = [given[0], *i, *f, given[1], *made, 1]
     elif name.startswith("norm_backward"):
         arguments = [given[0], *i[:2], *given[1:3], i[2], *f, *given[3:], *made, 1]
-    elif name == "quantile_table":
+    elif name in TABLES:
         arguments = [*given, *i, *f, *made]
     elif name in ("key_histogram", "norm_stats"):
         arguments = [*given, *(i if name == "norm_stats" else i[:1]), *made, 1]

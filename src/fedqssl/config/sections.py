@@ -109,12 +109,16 @@ class LowBitConfig(Section):
     weights: Literal["level", "value", "literal"] = "level"
     """The input of a convolution."""
     rule: Literal["stored", "residual", "latent"] = "stored"
-    """What a client stores for each weight."""
+    """What a client stores for each weight: s bits (``stored``, the paper), up to 4 bits more that say where in its cell it is
+    (``residual``), or a float copy as well (``latent``)."""
     scale: Literal["max", "round", "grow", "ema"] = "grow"
     """What happens to a layer's scale while a client trains: ``round`` keeps it; ``grow`` keeps it where a batch norm absorbs it
     and lets it follow the weights' norm elsewhere (classifiers, last layers of heads)."""
     rounding: Literal["nearest", "stochastic"] = "stochastic"
     """Rounding of the weight update."""
+    gradient_centres: Literal["quantile", "mean"] = "quantile"
+    """What stands for the entries of a quantized gradient: quantiles (the paper), or means of cells, which keep sums and lose far
+    less of the largest entries."""
     activation_clip: Positive = 4.0
     """c of the activation ``clip(z / c, 0, 1)``."""
     skip: Names = ()

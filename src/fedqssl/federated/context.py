@@ -185,7 +185,10 @@ def make_task(config: RunConfig, channels: int, classes: int) -> Task:
         batch_size=config.batch_size,
         seed=config.seed,
         options=LowBitOptions(
-            config.lowbit.weights, activation_clip=config.lowbit.activation_clip, skip=config.lowbit.skip
+            config.lowbit.weights,
+            activation_clip=config.lowbit.activation_clip,
+            skip=config.lowbit.skip,
+            gradient_centres=config.lowbit.gradient_centres,
         ),
         classes=classes,
         views=view_config(config.views),
