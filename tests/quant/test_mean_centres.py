@@ -145,11 +145,11 @@ def test_means_take_no_stochastic_rounding():
     with pytest.raises(ValueError, match="no stochastic rounding"):
         quantile_quantize(samples("normal", 100), 4, rounding="stochastic", centres="mean")
     with pytest.raises(ValueError, match="'quantile' or 'mean', not 'median'"):
-        quantile_round(samples("normal", 100), 4, centres="median")
+        quantile_round(samples("normal", 100), 4, centres="median")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="gradient_rounding='nearest' only"):
         LowBitOptions(gradient_centres="mean", gradient_rounding="stochastic")
     with pytest.raises(ValueError, match="'quantile' or 'mean', not 'median'"):
-        LowBitOptions(gradient_centres="median")
+        LowBitOptions(gradient_centres="median")  # type: ignore[arg-type]
 
 
 def test_options_of_before_are_written_as_before():

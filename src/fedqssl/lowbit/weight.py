@@ -190,9 +190,9 @@ class LowBitWeight(nn.Module):
         g = self.chain(g)
         if self.gradient is not None:
             g = g + self.gradient.unpack()
-        how = {"rounding": self.options.gradient_rounding, "centres": self.options.gradient_centres}
+        rounding, centres = self.options.gradient_rounding, self.options.gradient_centres
         try:
-            q = quantile_quantize(g, self.gradient_bits, generator=generator, wait=False, **how)
+            q = quantile_quantize(g, self.gradient_bits, "auto", rounding, generator, wait=False, centres=centres)
         except ValueError:  # NaN or infinity: the optimiser skips the step and names this layer
             self.finite = False
             return

@@ -89,7 +89,8 @@ def finer_scale(scale: float, bits: int, extra: int) -> float:
     level k, so that the upper s bits of K are the code of the nearest level.
     """
     top, last = 2 ** check_bits(bits) - 1, 2 ** check_bits(bits + extra) - 1
-    return scale * last / (2**extra * top)
+    ratio: float = last / (2**extra * top)
+    return scale * ratio
 
 
 def compand_values(bits: int, scale: float, compander: Compander = TANH, device: torch.device | None = None) -> Tensor:

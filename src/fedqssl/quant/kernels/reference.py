@@ -189,7 +189,8 @@ def _cell_means(cell: Tensor, values: Tensor, entries: Tensor, cells: int) -> Te
     """Means of the entries of each cell, from cells in ascending order; an empty cell has that of the one before it."""
     upto = torch.searchsorted(cell, torch.arange(cells, device=cell.device), right=True)
     sums, counts = (
-        torch.nn.functional.pad(x.cumsum(0), (1, 0))[upto].diff(prepend=x.new_zeros(1)) for x in (entries * values, entries)
+        torch.nn.functional.pad(x.cumsum(0), (1, 0))[upto].diff(prepend=x.new_zeros(1))
+        for x in (entries * values, entries)
     )
     means = torch.where(counts > 0, sums / counts, -math.inf).float().cummax(0).values
     return means.clamp(min=torch.where(torch.isinf(means), math.inf, means).min())  # nothing is before the first
