@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "quant" / "kernels"
-_ABI = 4
+_ABI = 5
 _REINSTALL = "built from another version; reinstall fedqssl"
 
 
@@ -111,6 +111,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "conv_bytes": (c_int64, (c_int64, c_int64, c_int)),
     "conv_prepare": (None, (c_void_p, c_int64, c_int64, c_int64, c_int, c_void_p)),
     "conv2d": (None, (c_void_p,)),
+    "odd_sums": (None, (c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p, c_int)),
     "round_pack": (None, (c_void_p, c_int64, c_int, c_double, c_double, c_void_p, c_void_p, c_int)),
 }
 

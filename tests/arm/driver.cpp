@@ -80,6 +80,8 @@ constexpr size_t kGuard = 64;  // bytes behind every output that must stay as th
                                  c.output<double>(0), threads);                                                        \
         else if (c.name == "round_pack")                                                                               \
             fq_##v##_round_pack(c.doubles(0), n, s, f[0], f[1], c.doubles(1), o, threads);                             \
+        else if (c.name == "odd_sums")                                                                                 \
+            fq_##v##_odd_sums(c.floats(0), n, i[1], i[2], f[0], f[1], of, threads);                                    \
         else if (c.name == "conv2d") {                                                                                 \
             Bytes factors(fq_##v##_conv_bytes(i[4], i[3] * i[5] * i[6], i[13]));                                       \
             fq_##v##_conv_prepare(c.input(1), i[4], i[3], i[5] * i[6], i[13], factors.data());                         \

@@ -65,9 +65,9 @@ class _Fake:
 @pytest.mark.parametrize(
     ("abi", "variants", "reason"),
     [
-        (3, b"avx2", "built from another version; reinstall fedqssl"),
-        (4, b"", "this CPU is big-endian, or computes with more digits than float32 has"),
-        (4, b"avx9", "built from another version; reinstall fedqssl"),  # which lacks the functions
+        (4, b"avx2", "built from another version; reinstall fedqssl"),
+        (5, b"", "this CPU is big-endian, or computes with more digits than float32 has"),
+        (5, b"avx9", "built from another version; reinstall fedqssl"),  # which lacks the functions
     ],
 )
 def test_libraries_that_do_not_fit_are_refused(abi, variants, reason, monkeypatch):

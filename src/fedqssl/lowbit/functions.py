@@ -58,7 +58,13 @@ def quantize_gradient(g: Tensor, layer: LowBitConv2d | LowBitLinear) -> Tensor:
 
 def integer_path(x_bits: int, layer: LowBitConv2d) -> bool:
     """Whether this convolution of codes can run in integers, exactly."""
-    return layer.weight.integral and intconv.fits(2**x_bits - 1, 2**layer.weight.bits - 1) and intconv.available()
+    fits = intconv.fits(2**x_bits - 1, 2**layer.weight.bits - 1) or _odd_path(x_bits, layer)
+    return layer.weight.integral and fits and intconv.available()
+
+
+def _odd_path(x_bits: int, layer: LowBitConv2d) -> bool:
+    """Whether the weights are of 8 bits, whose odd integers go in two parts."""
+    return layer.weight.bits == 8 and x_bits <= 8 and layer.groups == 1
 
 
 def bit_path(x: Activation, layer: LowBitConv2d) -> bool:
@@ -91,20 +97,41 @@ def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
             scale = layer.weight.integers()[1] * x.step
             return bit_conv2d(x.codes, layer.weight.unpacked(), 1, 1, *steps, scale)
         if integer_path(x.bits, layer):
-            return _in_integers(x.codes, x.step, layer)
+            return (_in_odd_integers if _odd_path(x.bits, layer) else _in_integers)(x.codes, x, layer)
     floats = layer.made("floats", lambda: layer.weight.effective().contiguous(memory_format=torch.channels_last))
     return _in_chunks(x.shape, floats.device, lambda i, n: F.conv2d(x.images(i, n), floats, None, *steps, layer.groups))
 
 
-def _in_integers(codes: Tensor, step: float, layer: LowBitConv2d) -> Tensor:
+def _in_integers(codes: Tensor, x: Activation, layer: LowBitConv2d) -> Tensor:
     shape = layer.stride, layer.padding, layer.dilation, layer.groups
 
     def prepacked() -> intconv.Packed:
         w, scale = layer.weight.integers()
-        return intconv.prepack(w, *shape, scale * step, codes.shape)
+        return intconv.prepack(w, *shape, scale * x.step, codes.shape)
 
-    packed = layer.made(("integers", codes.shape[1:], step), prepacked)  # alike for any number of images
+    packed = layer.made(("integers", codes.shape[1:], x.step), prepacked)  # alike for any number of images
     return _in_chunks(codes.shape, codes.device, lambda i, n: intconv.conv2d(codes[i : i + n], packed, *shape))
+
+
+def _in_odd_integers(codes: Tensor, x: Activation, layer: LowBitConv2d) -> Tensor:
+    shape = layer.stride, layer.padding, layer.dilation
+
+    def prepacked() -> intconv.OddPacked:
+        return intconv.prepack_odd(
+            layer.weight.unpacked(), *shape, 2**x.bits - 1, layer.weight.odd_scale() * x.step, codes.shape
+        )
+
+    packed = layer.made(("odd integers", codes.shape[1:], x.bits, x.step), prepacked)
+    count, out = _chunk_images(codes.shape, codes.device), None
+    for start in range(0, max(codes.shape[0], 1), count):
+        sums = intconv.conv2d(codes[start : start + count], packed.weights, *shape, 1)
+        if out is None:
+            whole = torch.Size((codes.shape[0], packed.channels, *sums.shape[2:]))
+            out = from_rows(POOL.take(whole.numel(), codes.device), whole)
+        rows = to_rows(sums)
+        ops(rows).odd_sums(rows, packed.factor, packed.scale, to_rows(out[start : start + count]))
+    assert out is not None
+    return out
 
 
 def _chunk_images(shape: torch.Size, device: torch.device) -> int:

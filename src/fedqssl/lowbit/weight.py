@@ -142,14 +142,17 @@ class LowBitWeight(nn.Module):
 
     def odd(self) -> tuple[Tensor, float]:
         """For uniform grids: odd integers ``2k - (2^s - 1)`` as int16 and their scale, ``effective = odd * scale``."""
+        return self.unpacked().to(torch.int16) * 2 - (2**self.bits - 1), self.odd_scale()
+
+    def odd_scale(self) -> float:
+        """The scale of :meth:`odd`."""
         top = 2**self.bits - 1
-        scale = 1.0 / top if self.absorbed and self.m > 0 else self.m / top
-        return self.unpacked().to(torch.int16) * 2 - top, scale
+        return 1.0 / top if self.absorbed and self.m > 0 else self.m / top
 
     def integers(self) -> tuple[Tensor, float]:
         """The odd integers of :meth:`odd` as int8, for up to 7 bits."""
-        odd, scale = self.odd()
-        return odd.to(torch.int8), scale
+        codes = self.unpacked().view(torch.int8)
+        return (codes - (2**self.bits - 1)).add_(codes), self.odd_scale()
 
     @property
     def integral(self) -> bool:

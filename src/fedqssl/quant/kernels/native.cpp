@@ -90,7 +90,7 @@ namespace portable_kernels {
 }  // namespace portable_kernels
 #undef FQ_VARIANT
 
-FQ_API int fq_abi_version() { return 4; }
+FQ_API int fq_abi_version() { return 5; }
 
 // The variants that run on this CPU, best first, separated by commas; empty if none does.
 FQ_API const char* fq_variants() {

@@ -248,3 +248,10 @@ def round_pack(y: Tensor, bits: int, scale: float, snap: float, uniform: Tensor 
     pointers = _ptr(uniform), out.data_ptr()
     _call("round_pack", y.data_ptr(), y.numel(), bits, scale, snap, *pointers, _threads())
     return out
+
+
+def odd_sums(parts: Tensor, factor: float, scale: float, out: Tensor) -> Tensor:
+    """See :func:`.reference.odd_sums`."""
+    sizes = *parts.shape, out.shape[1]
+    _call("odd_sums", parts.data_ptr(), *sizes, factor, scale, out.data_ptr(), _threads())
+    return out

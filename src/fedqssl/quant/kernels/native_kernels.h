@@ -10,6 +10,7 @@
 #include "native_bits.h"
 #include "native_step.h"
 #include "native_conv.h"
+#include "native_sums.h"
 
 #undef FQ_INLINE
 #undef FQ_NAME
