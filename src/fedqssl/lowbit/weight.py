@@ -147,7 +147,8 @@ class LowBitWeight(nn.Module):
     def odd_scale(self) -> float:
         """The scale of :meth:`odd`."""
         top = 2**self.bits - 1
-        return 1.0 / top if self.absorbed and self.m > 0 else self.m / top
+        scale: float = 1.0 / top if self.absorbed and self.m > 0 else self.m / top
+        return scale
 
     def integers(self) -> tuple[Tensor, float]:
         """The odd integers of :meth:`odd` as int8, for up to 7 bits."""
