@@ -97,6 +97,7 @@ constexpr size_t kGuard = 64;  // bytes behind every output that must stay as th
 DEFINE_RUN(portable)
 #ifdef FQ_X86
 DEFINE_RUN(avx2)
+DEFINE_RUN(avx512)
 #endif
 #ifdef FQ_ARM
 DEFINE_RUN(neon)
@@ -108,6 +109,7 @@ DEFINE_RUN(neon_dot)
 static void (*runner(const std::string& variant))(Case&) {
 #ifdef FQ_X86
     if (variant == "avx2") return run_avx2;
+    if (variant == "avx512") return run_avx512;
 #endif
 #ifdef FQ_ARM
     if (variant == "neon") return run_neon;

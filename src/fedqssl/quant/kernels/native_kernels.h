@@ -4,6 +4,7 @@
 #define FQ_EXPANDED(variant, name) FQ_JOINED(variant, name)
 #define FQ_NAME(name) FQ_EXPANDED(FQ_VARIANT, name)
 
+#include "native_wide.h"
 #include "native_pack.h"
 #include "native_quantile.h"
 #include "native_norm.h"
