@@ -7,14 +7,12 @@ see every byte. Who owns which buffer, and who may overwrite it, is in docs/lowb
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedqssl.lowbit import buffer_pool
 from fedqssl.lowbit.activation import (
     Activation,
     Code,
@@ -25,8 +23,10 @@ from fedqssl.lowbit.activation import (
     to_rows,
     unpack_images,
     unpack_values,
+    zeros,
 )
 from fedqssl.lowbit.buffer_pool import POOL
+from fedqssl.lowbit.chunks import chunk_images, in_chunks, untouched
 from fedqssl.quant import bit_conv2d, quantile_round
 from fedqssl.quant.kernels import intconv, native, ops, tensorcores
 from fedqssl.quant.kernels.types import Hat, NormAct
@@ -91,7 +91,7 @@ def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
             w, scale = layer.made("tensor cores", layer.weight.odd)
             how = scale * x.step, (*steps, layer.groups), (x.bits, layer.weight.bits)
             codes = x.codes
-            return _in_chunks(x.shape, codes.device, lambda i, n: tensorcores.conv2d(codes[i : i + n], w, *how))
+            return in_chunks(x.shape, codes.device, lambda i, n: tensorcores.conv2d(codes[i : i + n], w, *how))
     elif x.codes is not None and layer.weight.integral and x.codes.device.type == "cpu":
         if bit_path(x, layer):
             scale = layer.weight.integers()[1] * x.step
@@ -99,7 +99,7 @@ def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
         if integer_path(x.bits, layer):
             return (_in_odd_integers if _odd_path(x.bits, layer) else _in_integers)(x.codes, x, layer)
     floats = layer.made("floats", lambda: layer.weight.effective().contiguous(memory_format=torch.channels_last))
-    return _in_chunks(x.shape, floats.device, lambda i, n: F.conv2d(x.images(i, n), floats, None, *steps, layer.groups))
+    return in_chunks(x.shape, floats.device, lambda i, n: F.conv2d(x.images(i, n), floats, None, *steps, layer.groups))
 
 
 def _in_integers(codes: Tensor, x: Activation, layer: LowBitConv2d) -> Tensor:
@@ -110,7 +110,7 @@ def _in_integers(codes: Tensor, x: Activation, layer: LowBitConv2d) -> Tensor:
         return intconv.prepack(w, *shape, scale * x.step, codes.shape)
 
     packed = layer.made(("integers", codes.shape[1:], x.step), prepacked)  # alike for any number of images
-    return _in_chunks(codes.shape, codes.device, lambda i, n: intconv.conv2d(codes[i : i + n], packed, *shape))
+    return in_chunks(codes.shape, codes.device, lambda i, n: intconv.conv2d(codes[i : i + n], packed, *shape))
 
 
 def _in_odd_integers(codes: Tensor, x: Activation, layer: LowBitConv2d) -> Tensor:
@@ -122,7 +122,7 @@ def _in_odd_integers(codes: Tensor, x: Activation, layer: LowBitConv2d) -> Tenso
         )
 
     packed = layer.made(("odd integers", codes.shape[1:], x.bits, x.step), prepacked)
-    count, out = _chunk_images(codes.shape, codes.device), None
+    count, out = chunk_images(codes.shape, codes.device), None
     for start in range(0, max(codes.shape[0], 1), count):
         sums = intconv.conv2d(codes[start : start + count], packed.weights, *shape, 1)
         if out is None:
@@ -130,44 +130,6 @@ def _in_odd_integers(codes: Tensor, x: Activation, layer: LowBitConv2d) -> Tenso
             out = from_rows(POOL.take(whole.numel(), codes.device), whole)
         rows = to_rows(sums)
         ops(rows).odd_sums(rows, packed.factor, packed.scale, to_rows(out[start : start + count]))
-    assert out is not None
-    return out
-
-
-def _chunk_images(shape: torch.Size, device: torch.device) -> int:
-    """Images per chunk of a float tensor: all of a small one, else a multiple of 8 so that chunks start on a byte."""
-    on_cpu = device.type == "cpu"
-    chunk = buffer_pool.CHUNK if on_cpu else buffer_pool.GPU_CHUNK
-    if 4 * shape.numel() < (buffer_pool.CHUNK_FROM if on_cpu else 2 * chunk):
-        return max(shape[0], 1)
-    return max(chunk // (4 * shape[1:].numel()) // 8 * 8, 8)
-
-
-def _in_chunks(
-    shape: torch.Size,
-    device: torch.device,
-    operator: Callable[[int, int], Tensor],
-    into: Tensor | None = None,
-    over: Tensor | None = None,
-) -> Tensor:
-    """``operator(start, count)`` over the images of a batch of ``shape``, in chunks if it is large, in a pooled buffer.
-
-    Or added to ``into``; or written over ``over``, which the operator reads and whose chunks are done with as they are read.
-    """
-    count = _chunk_images(shape, device)
-    if shape[0] <= count:
-        part = operator(0, shape[0])
-        return part if into is None else into.add_(part)
-    out = into if over is None else over
-    for start in range(0, shape[0], count):
-        part = operator(start, count)
-        if out is None:
-            whole = torch.Size((shape[0], *part.shape[1:]))
-            out = from_rows(POOL.take(whole.numel(), part.device), whole)
-        if into is None:
-            out[start : start + count] = part
-        else:
-            out[start : start + count] += part
     assert out is not None
     return out
 
@@ -201,8 +163,11 @@ class Convolve(torch.autograd.Function):
             return None, None, None, None
         if ctx.sink is None:
             return _input_gradient(g, ctx.code.shape, layer, None), None, None, None
-        total = ctx.sink.take()
-        ctx.sink.add(_input_gradient(g, ctx.code.shape, layer, total))
+        if _strided_pointwise(layer):
+            ctx.sink.add_strided(_pointwise_gradient(g, ctx.code.shape, layer), layer.stride, ctx.code.shape)
+        else:
+            total = ctx.sink.take_dense()
+            ctx.sink.add(_input_gradient(g, ctx.code.shape, layer, total))
         return None, None, None, None
 
 
@@ -213,14 +178,6 @@ def _conv_backward(g: Tensor, x: Tensor, w: Tensor, layer: LowBitConv2d, stride:
     return result
 
 
-def _untouched(shape: torch.Size, device: torch.device) -> Tensor:
-    """Stands for an operand of which only the shape matters: memory that nobody reads or writes, so that it takes none.
-
-    torch would fill an expanded zero, whose strides are none that oneDNN takes: 10% of a step.
-    """
-    return torch.empty(shape, device=device, memory_format=torch.channels_last)
-
-
 def _strided_pointwise(layer: LowBitConv2d) -> bool:
     """1x1 convolutions with a stride only see a sub-grid; oneDNN's backward is far slower on them than on that grid."""
     return layer.kernel_size == (1, 1) and layer.padding == (0, 0) and layer.stride != (1, 1)
@@ -228,8 +185,8 @@ def _strided_pointwise(layer: LowBitConv2d) -> bool:
 
 def _weight_gradient(g: Tensor, packed: Tensor, code: Code, layer: LowBitConv2d) -> Tensor:
     """dL/dw with the input unpacked a chunk of images at a time: its float view never exists as a whole."""
-    w = _untouched(layer.weight.shape, g.device)
-    count = _chunk_images(code.shape, packed.device)
+    w = untouched(layer.weight.shape, g.device)
+    count = chunk_images(code.shape, packed.device)
     total: Tensor | None = None
     for start in range(0, code.shape[0], count):
         x = unpack_images(packed, code, start, count)
@@ -245,22 +202,27 @@ def _weight_gradient(g: Tensor, packed: Tensor, code: Code, layer: LowBitConv2d)
 
 def _input_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d, into: Tensor | None) -> Tensor:
     """dL/dx, added to ``into`` if given."""
+    if _strided_pointwise(layer):
+        out = zeros(shape, g.device)
+        out[:, :, :: layer.stride[0], :: layer.stride[1]] = _pointwise_gradient(g, shape, layer)
+        return out
     w = layer.weight.effective().contiguous(memory_format=torch.channels_last)
 
-    def backward(
-        part: Tensor, size: tuple[int, ...] = tuple(shape[2:]), stride: tuple[int, int] = layer.stride
-    ) -> Tensor:
-        x = _untouched(torch.Size((part.shape[0], shape[1], *size)), g.device)
-        return _conv_backward(part, x, w, layer, stride, 0)
+    def backward(part: Tensor) -> Tensor:
+        x = untouched(torch.Size((part.shape[0], *shape[1:])), g.device)
+        return _conv_backward(part, x, w, layer, layer.stride, 0)
 
-    if not _strided_pointwise(layer):
-        # Behind a batch norm, g is that layer's own output and nobody reads it again.
-        ours = into is None and not layer.quantizes_gradient and g.shape == shape
-        larger = max(g.shape, shape, key=torch.Size.numel)
-        return _in_chunks(larger, g.device, lambda i, n: backward(g[i : i + n]), into, over=g if ours else None)
-    out = into if into is not None else from_rows(POOL.take(shape.numel(), g.device), shape).zero_()
-    out[:, :, :: layer.stride[0], :: layer.stride[1]] += backward(g, tuple(g.shape[2:]), (1, 1))
-    return out
+    # Behind a batch norm, g is that layer's own output and nobody reads it again.
+    ours = into is None and not layer.quantizes_gradient and g.shape == shape
+    larger = max(g.shape, shape, key=torch.Size.numel)
+    return in_chunks(larger, g.device, lambda i, n: backward(g[i : i + n]), into, over=g if ours else None)
+
+
+def _pointwise_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d) -> Tensor:
+    """dL/dx of a strided 1x1 convolution, on the sub-grid that it sees."""
+    w = layer.weight.effective().contiguous(memory_format=torch.channels_last)
+    x = untouched(torch.Size((shape[0], shape[1], *g.shape[2:])), g.device)
+    return _conv_backward(g, x, w, layer, (1, 1), 0)
 
 
 class Multiply(torch.autograd.Function):

@@ -168,7 +168,7 @@ class LowBitWeight(nn.Module):
         if m == 0:
             return torch.zeros_like(g)
         slope = self.compander.slope_at(m * levels(self.bits, self.codes.device))  # c'(x_k) as a function of c(x_k)
-        return g * self._look_up(slope / m if self.absorbed else slope)
+        return self._look_up(slope / m if self.absorbed else slope) * g  # in this order it has the codes' own layout
 
     def receive(self, g: Tensor, generator: torch.Generator | None = None) -> None:
         """Take dL/d(weight) from the backward pass: chain to x, add to what is there, quantile-quantize, keep the codes."""
