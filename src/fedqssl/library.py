@@ -7,6 +7,7 @@ numpy's arrays. The sources are ``quant/kernels/native*``.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "quant" / "kernels"
-_ABI = 5
+_ABI = 6
 _REINSTALL = "built from another version; reinstall fedqssl"
 
 
@@ -115,6 +116,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "conv_bytes": (c_int64, (c_int64, c_int64, c_int)),
     "conv_prepare": (None, (c_void_p, c_int64, c_int64, c_int64, c_int, c_void_p)),
     "conv2d": (None, (c_void_p,)),
+    "odd_sums": (None, (c_void_p, c_int64, c_int64, c_int64, c_float, c_float, c_void_p, c_int)),
     "round_pack": (None, (c_void_p, c_int64, c_int, c_double, c_double, c_void_p, c_void_p, c_int)),
 }
 
@@ -132,7 +134,8 @@ def load(variant: str | None = None, path: Path | None = None) -> tuple[Library 
     """The kernels of this CPU, or of a variant that it also runs, and that variant's name; or None and the reason.
 
     Args:
-        variant: ``avx2``, ``neon_dot``, ``neon`` or ``portable``; the best one by default.
+        variant: ``avx512``, ``avx2``, ``neon_dot``, ``neon`` or ``portable``; by default what ``FEDQSSL_VARIANT`` says, else the
+            best one.
         path: the library; by default what the installation built.
     """
     found = [path] if path is not None else [*FOLDER.glob("_native.so"), *sorted(FOLDER.glob("_native.*.so"))]
@@ -150,7 +153,7 @@ def load(variant: str | None = None, path: Path | None = None) -> tuple[Library 
     variants = tuple(filter(None, library.fq_variants().decode().split(",")))
     if not variants:
         return None, "this CPU is big-endian, or computes with more digits than float32 has"
-    chosen = variant or variants[0]
+    chosen = variant or os.environ.get("FEDQSSL_VARIANT", "").strip().lower() or variants[0]
     if chosen not in variants:
         return None, f"this CPU runs {', '.join(variants)}, not {chosen}"
     functions = {}

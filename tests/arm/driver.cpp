@@ -83,6 +83,8 @@ constexpr size_t kGuard = 64;  // bytes behind every output that must stay as th
                                  c.output<double>(0), threads);                                                        \
         else if (c.name == "round_pack")                                                                               \
             fq_##v##_round_pack(c.doubles(0), n, s, f[0], f[1], c.doubles(1), o, threads);                             \
+        else if (c.name == "odd_sums")                                                                                 \
+            fq_##v##_odd_sums(c.floats(0), n, i[1], i[2], f[0], f[1], of, threads);                                    \
         else if (c.name == "conv2d") {                                                                                 \
             Bytes factors(fq_##v##_conv_bytes(i[4], i[3] * i[5] * i[6], i[13]));                                       \
             fq_##v##_conv_prepare(c.input(1), i[4], i[3], i[5] * i[6], i[13], factors.data());                         \
@@ -98,6 +100,7 @@ constexpr size_t kGuard = 64;  // bytes behind every output that must stay as th
 DEFINE_RUN(portable)
 #ifdef FQ_X86
 DEFINE_RUN(avx2)
+DEFINE_RUN(avx512)
 #endif
 #ifdef FQ_ARM
 DEFINE_RUN(neon)
@@ -109,6 +112,7 @@ DEFINE_RUN(neon_dot)
 static void (*runner(const std::string& variant))(Case&) {
 #ifdef FQ_X86
     if (variant == "avx2") return run_avx2;
+    if (variant == "avx512") return run_avx512;
 #endif
 #ifdef FQ_ARM
     if (variant == "neon") return run_neon;

@@ -22,7 +22,7 @@ from fedqssl.federated.server.usable import check_usable
 from fedqssl.federated.state import read_payload, write_state
 from fedqssl.federated.task import Task, train_steps
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, load_bytes, to_bytes
-from fedqssl.lowbit.functions import _chunk_images
+from fedqssl.lowbit.chunks import chunk_images
 from fedqssl.quant import kernels
 from fedqssl.quant.kernels import gpu
 from fedqssl.runs import evaluate
@@ -217,8 +217,8 @@ def test_aggregation_where_the_states_are(monkeypatch):
 
 def test_convolutions_of_a_gpu_take_more_images_at_a_time():
     shape = torch.Size((512, 64, 32, 32))  # of the paper's first layers
-    assert [_chunk_images(shape, d) for d in (torch.device("cpu"), CUDA)] == [16, 128]
-    assert _chunk_images(torch.Size((512, 512, 4, 4)), CUDA) == 512
+    assert [chunk_images(shape, d) for d in (torch.device("cpu"), CUDA)] == [16, 128]
+    assert chunk_images(torch.Size((512, 512, 4, 4)), CUDA) == 512
 
 
 def test_a_tensor_of_the_cpu_is_noticed(monkeypatch):

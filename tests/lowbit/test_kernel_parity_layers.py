@@ -161,8 +161,9 @@ def test_same_floats_make_the_same_codes(rows: int, channels: int) -> None:
 
 INTEGER_CASES = [
     (bits, x_bits, shape)
-    for bits, x_bits in [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (1, 8), (4, 8), (6, 8)]
+    for bits, x_bits in [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (1, 8), (4, 8), (6, 8), (8, 8), (8, 3)]
     for shape in range(len(SHAPES))
+    if bits < 8 or "groups" not in SHAPES[shape][2]
 ]
 
 
@@ -178,13 +179,14 @@ def test_integer_convolution_is_exact(bits: int, x_bits: int, shape: int) -> Non
     odd = 2 * conv.weight.unpacked().double() - (2**bits - 1)
     sums = F.conv2d(x.codes.double(), odd, None, conv.stride, conv.padding, conv.dilation, conv.groups)  # type: ignore[union-attr]
     want = sums * (CLIP / (2**x_bits - 1) / (2**bits - 1))
+    assert integer_path(x_bits, conv)
     got = convolve(x, conv)
     assert got.shape == want.shape and got.is_contiguous(memory_format=torch.channels_last)
     assert bool(((got.double() - want).abs() <= 2**-22 * want.abs()).all())
 
 
 @needs_integers
-@pytest.mark.parametrize("bits", [1, 2, 4, 7])
+@pytest.mark.parametrize("bits", [1, 2, 4, 7, 8])
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
 def test_layer_with_integer_and_float_convolution(shape: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     c_in, c_out, conv_args = SHAPES[shape]
@@ -195,7 +197,7 @@ def test_layer_with_integer_and_float_convolution(shape: int, bits: int, monkeyp
             monkeypatch.setattr(intconv, "available", lambda: False)
         with use("auto" if integers else "torch"):
             conv, norm = layer_pair(c_in, c_out, bits, **conv_args)
-            assert integer_path(bits, conv) == integers
+            assert integer_path(bits, conv) == (integers and (bits < 8 or conv.groups == 1))
             here = x if integers else Activation(x.grad_carrier, bits, x.step, x.packed, None, x.values, sink=Sink())
             found.append(run(conv, norm, here, None))
         h, hat = exact(conv, norm, x, None)
@@ -276,7 +278,7 @@ def test_resnet_against_the_reference(backend: str) -> None:
 
 
 @needs_integers
-@pytest.mark.parametrize("bits", [2, 4, 6])
+@pytest.mark.parametrize("bits", [2, 4, 6, 8])
 def test_resnet_with_integer_and_float_convolution(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_both(model: nn.Module, x: Tensor) -> list[dict[str, Tensor]]:
         found = [output_and_gradients(to_lowbit(model, Precision.for_bits(bits)), x)]

@@ -171,6 +171,59 @@ def test_integer_convolution_is_exact_where_it_fits(
     assert torch.equal(intconv.conv2d(codes, packed[1], *steps).double(), want / 4)
 
 
+@needs_integers
+@pytest.mark.parametrize("two_parts", [False, True])
+@pytest.mark.parametrize("x_max", [255, 127, 3])
+@pytest.mark.parametrize(
+    ("channels", "out", "stride", "padding", "dilation", "kernel"),
+    [(16, 8, 1, 1, 1, 3), (3, 5, 2, 0, 1, 3), (8, 1, 1, 2, 2, 3), (64, 7, 1, 0, 1, 1)],
+)
+def test_convolution_with_weights_of_8_bits_is_exact(
+    two_parts, x_max, channels, out, stride, padding, dilation, kernel, monkeypatch
+):
+    """In one part, where the CPU may, and in two, which every CPU may: the same floats."""
+    if two_parts:
+        monkeypatch.setattr(intconv, "wide", lambda: False)
+    generator = torch.Generator().manual_seed(x_max)
+    x = torch.randint(0, x_max + 1, (3, channels, 7, 6), generator=generator)
+    codes = torch.randint(0, 256, (out, channels, kernel, kernel), generator=generator)
+    x[0], codes[0], codes[-1, ::2] = x_max, 0, 255
+    steps = (stride,) * 2, (padding,) * 2, (dilation,) * 2
+    want = F.conv2d(x.double(), 2 * codes.double() - 255, None, *steps)
+    x = x.to(torch.uint8).contiguous(memory_format=torch.channels_last)
+    packed = intconv.prepack_odd(codes.to(torch.uint8), *steps, x_max, 0.3, x.shape)
+    parts = intconv.conv2d(x, packed.weights, *steps, 1)
+    rows = parts.permute(0, 2, 3, 1).flatten(0, 2).contiguous()
+    for backend in (reference, *([native] if native.available() else [])):
+        got = backend.odd_sums(rows, packed.factor, packed.scale, torch.empty(len(rows), out))
+        expected = want.permute(0, 2, 3, 1).flatten(0, 2).float() * torch.tensor(0.3)
+        assert torch.equal(got, expected)
+    assert parts.shape[1] == (2 * out if two_parts and x_max == 255 else packed.weights.scales.numel())
+
+
+def test_a_probe_that_saturates_cuts_weights_of_8_bits_in_two(monkeypatch):
+    """A kernel that is exact up to 7 bits only must not be given more."""
+
+    def saturating(x, w, *rest):
+        return F.conv2d(x.float(), w.float().clamp(-127, 127), None, *rest) * 0.5
+
+    intconv.wide.cache_clear()
+    try:
+        monkeypatch.setattr(intconv, "available", lambda: True)
+        monkeypatch.setattr(intconv, "prepack", lambda w, *rest: w)
+        monkeypatch.setattr(intconv, "conv2d", saturating)
+        assert not intconv.wide() and "two parts" in intconv.wide_detail()
+        codes = torch.arange(256).view(-1, 1, 1, 1).to(torch.uint8)
+        packed = intconv.prepack_odd(codes, (1, 1), (1, 1), (1, 1), 255, 1.0, (1, 1, 1, 1))
+        w = torch.as_tensor(packed.weights).flatten().int()
+        assert torch.equal(4 * w[:256] + w[256:], 2 * torch.arange(256, dtype=torch.int32) - 255)
+        assert int(w.abs().max()) == 64 and intconv.fits(255, 64)
+    finally:
+        monkeypatch.undo()
+        intconv.wide.cache_clear()
+    assert intconv.wide_detail()
+
+
 def test_a_probe_that_fails_switches_the_integer_convolution_off(monkeypatch):
     """A kernel that saturates, or is not there, must be noticed."""
     intconv._probe.cache_clear()

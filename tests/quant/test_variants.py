@@ -37,6 +37,13 @@ def test_the_portable_variant_is_always_there_and_last():
     assert native.variants()[-1] == "portable" and native.variants()[0] == native.REASON
 
 
+def test_a_variant_for_a_process(monkeypatch):
+    monkeypatch.setenv("FEDQSSL_VARIANT", " Portable ")
+    assert library.load()[1] == "portable"
+    monkeypatch.setenv("FEDQSSL_VARIANT", "sse9")
+    assert library.load() == (None, f"this CPU runs {', '.join(native.variants())}, not sse9")
+
+
 def test_another_variant_for_a_block_of_code():
     before, codes = native.REASON, torch.arange(11) % 8
     want = pack(codes, 3)

@@ -6,6 +6,7 @@ import pytest
 
 from commands import cli
 from fake_runs import fake_run
+from fedqssl.quant.kernels import intconv
 from fedqssl.runs import RunError
 from fedqssl.runs.folder import RunFolder
 from fedqssl.runs.lifecycle import check_surroundings
@@ -43,6 +44,7 @@ def said(run, exact=False) -> list[str]:
         ({"torch": "1.0"}, "torch 1.0, now "),
         ({"machine": "\x1b[2J" + 200 * "m"}, "machine ?[2J" + 76 * "m" + ", now "),
         ({"integer_convolution_detail": "none"}, "integer convolution none, now "),
+        ({"integer_convolution_8_bits": "none"}, "convolution at 8 bits none, now "),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -60,6 +62,15 @@ def test_older_records_and_what_does_not_matter(run):
     other(run, python="2.7", choice="torch")
     assert said(run) == []
     assert changes({}, surroundings(tiny())) == changes(None, {}) == changes({"kernels": 3}, {}) == []
+
+
+@pytest.mark.skipif(not intconv.available(), reason="convolutions of 8 bits are in floats here, as they were")
+def test_records_from_before_integers_at_8_bits(run):
+    noted = json.loads((run / "environment.json").read_text())
+    del noted["kernels"]["integer_convolution_8_bits"]
+    (run / "environment.json").write_text(json.dumps(noted))
+    (line,) = said(run)
+    assert "convolution at 8 bits in floats, now in integers" in line
 
 
 def test_on_the_command_line(run, capsys):

@@ -145,6 +145,14 @@ def steps(g: torch.Generator, bits: int, n: int, stochastic: bool) -> Iterator[C
     yield Case("round_pack", [n, bits], [1.0, 1e-9], [y, uniform], [reference.round_pack(y, bits, 1.0, 1e-9, uniform)])
 
 
+def odd_sums(g: torch.Generator, rows: int, channels: int) -> Iterator[Case]:
+    """What an integer convolution of 8 bits leaves: with one column for all channels, and with one for each."""
+    for width, factor in ((channels + 1, 2.0), (2 * channels, 4.0)):
+        parts = torch.randint(-(2**24), 2**24, (rows, width), generator=g).float()
+        want = reference.odd_sums(parts, factor, 0.3, torch.empty(rows, channels))
+        yield Case("odd_sums", [rows, width, channels], [factor, 0.3], [parts], [want])
+
+
 class Shape(NamedTuple):
     """Of a convolution: images, side, channels, outputs, kernel, stride, padding."""
 
@@ -238,6 +246,7 @@ def small() -> list[Case]:
         (12, 8, "values"),
     ):
         found += norms(g, 70, channels, bits, residual)
+        found += odd_sums(g, 70, channels + bits)
     shapes = (
         Shape(2, 7, 3, 5, 3, 1, 1),
         Shape(1, 8, 16, 24, 3, 2, 1),
@@ -256,6 +265,7 @@ def large() -> list[Case]:
     found += packing(g, 4, 1 << 16)
     found += quantiles(g, 6, 1 << 16)
     found += norms(g, 4096, 16, 4, "codes")
+    found += odd_sums(g, 4096, 16)
     found += steps(g, 4, 1 << 16, stochastic=True)
     found += convolutions(g, Shape(1, 16, 32, 32, 3, 1, 1), 2, "bits")
     found += convolutions(g, Shape(1, 16, 32, 32, 3, 1, 1), 4, "integers")

@@ -37,6 +37,7 @@ Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure Brevita
 Repeats = Annotated[int, typer.Option(min=1, help="Number of interleaved repeats; medians are shown.")]
 Threads = Annotated[int, typer.Option(min=1, help="Torch threads.")]
 Width = Annotated[int, typer.Option(min=1, help="Channels of ResNet-18's first stage.")]
+Model = Annotated[str, typer.Option(help="Backbone, as in `fedqssl list models`; peers know resnet18 only.")]
 PlainImages = Annotated[int, typer.Option(min=1, help="Images in the batch.")]
 InferencePeers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure torch.ao int8 and onnxruntime too.")]
 Elements = Annotated[int, typer.Option(min=1, help="Floats to quantize and pack.")]
@@ -53,7 +54,10 @@ SMALL_FLEET = ("smoke", "clients=10", "bits=4,4,6,6,6,8,8,8,12,12", "workers=2")
 BENCHES: dict[str, tuple[str, dict[str, tuple[Any, object]]]] = {
     "step": (
         "CPU time of a training step divided by that of fp32, interleaved (below 1 is faster than fp32).",
-        {"width": (Width, 16), "images": (Images, 256), "bits": (Bits, BITS), **REPEATED, **PEERED},
+        {
+            **{"model": (Model, "resnet18"), "width": (Width, 16), "images": (Images, 256), "size": (Size, 32)},
+            **{"bits": (Bits, BITS), **REPEATED, **PEERED},
+        },
     ),
     "memory": (
         "Memory of a training step of fp32 divided by ours, one process each (above 1 is smaller than fp32).",

@@ -83,18 +83,60 @@ class Sink:
 
     def __init__(self) -> None:
         self._total: Tensor | None = None
+        self._sparse: tuple[Tensor, tuple[int, int], torch.Size] | None = None
         self._pass = -1
 
     def add(self, g: Tensor) -> None:
         """Deposit a gradient."""
-        total = self.take()
-        self._total = g if total is None else total.add_(g)
+        total, sparse = self.take_dense(), self._sparse
+        self._total, self._sparse = g if total is None else total.add_(g), None
+        if sparse is not None:
+            _add_strided(self._total, *sparse[:2])
         self._pass = _backward_pass()
 
-    def take(self) -> Tensor | None:
-        """The sum so far in this backward pass; the sink is empty afterwards (leftovers of an aborted pass are dropped)."""
+    def add_strided(self, g: Tensor, stride: tuple[int, int], shape: torch.Size) -> None:
+        """Deposit a gradient that is zero but at every ``stride``-th row and column of ``shape``."""
+        total = self.take_dense()
+        if total is not None:
+            _add_strided(total, g, stride)
+        elif self._sparse is None:
+            self._sparse = g, stride, shape
+        elif self._sparse[1] == stride:
+            self._sparse[0].add_(g)
+        else:
+            total = _add_strided(_add_strided(zeros(shape, g.device), *self._sparse[:2]), g, stride)
+            self._sparse = None
+        self._total, self._pass = total, _backward_pass()
+
+    def take_dense(self) -> Tensor | None:
+        """The sum so far in this backward pass, without strided gradients that wait for another to be added to.
+
+        The next deposit must follow, or :meth:`take`. Leftovers of a pass that was aborted are dropped.
+        """
         total, self._total = self._total, None
-        return total if self._pass == _backward_pass() else None
+        if self._pass == _backward_pass():
+            return total
+        self._sparse = None
+        return None
+
+    def take(self) -> Tensor | None:
+        """The sum so far in this backward pass; the sink is empty afterwards."""
+        total = self.take_dense()
+        sparse, self._sparse = self._sparse, None
+        if sparse is None:
+            return total
+        g, stride, shape = sparse  # no total: whatever is deposited later is added to it
+        return _add_strided(zeros(shape, g.device), g, stride)
+
+
+def zeros(shape: torch.Size, device: torch.device) -> Tensor:
+    """Zeros, channels_last, in a pooled buffer."""
+    return from_rows(POOL.take(shape.numel(), device), shape).zero_()
+
+
+def _add_strided(total: Tensor, g: Tensor, stride: tuple[int, int]) -> Tensor:
+    total[:, :, :: stride[0], :: stride[1]].add_(g)
+    return total
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,12 @@ see every byte. Who owns which buffer, and who may overwrite it, is in docs/lowb
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedqssl.lowbit import buffer_pool
 from fedqssl.lowbit.activation import (
     Activation,
     Code,
@@ -25,8 +23,10 @@ from fedqssl.lowbit.activation import (
     to_rows,
     unpack_images,
     unpack_values,
+    zeros,
 )
 from fedqssl.lowbit.buffer_pool import POOL
+from fedqssl.lowbit.chunks import chunk_images, in_chunks, untouched
 from fedqssl.quant import bit_conv2d, quantile_round
 from fedqssl.quant.kernels import intconv, native, ops, tensorcores
 from fedqssl.quant.kernels.types import Hat, NormAct
@@ -59,7 +59,13 @@ def quantize_gradient(g: Tensor, layer: LowBitConv2d | LowBitLinear) -> Tensor:
 
 def integer_path(x_bits: int, layer: LowBitConv2d) -> bool:
     """Whether this convolution of codes can run in integers, exactly."""
-    return layer.weight.integral and intconv.fits(2**x_bits - 1, 2**layer.weight.bits - 1) and intconv.available()
+    fits = intconv.fits(2**x_bits - 1, 2**layer.weight.bits - 1) or _odd_path(x_bits, layer)
+    return layer.weight.integral and fits and intconv.available()
+
+
+def _odd_path(x_bits: int, layer: LowBitConv2d) -> bool:
+    """Whether the weights are of 8 bits, whose odd integers go in two parts."""
+    return layer.weight.bits == 8 and x_bits <= 8 and layer.groups == 1
 
 
 def bit_path(x: Activation, layer: LowBitConv2d) -> bool:
@@ -86,62 +92,45 @@ def convolve(x: Activation, layer: LowBitConv2d) -> Tensor:
             w, scale = layer.made("tensor cores", layer.weight.odd)
             how = scale * x.step, (*steps, layer.groups), (x.bits, layer.weight.bits)
             codes = x.codes
-            return _in_chunks(x.shape, codes.device, lambda i, n: tensorcores.conv2d(codes[i : i + n], w, *how))
+            return in_chunks(x.shape, codes.device, lambda i, n: tensorcores.conv2d(codes[i : i + n], w, *how))
     elif x.codes is not None and layer.weight.integral and x.codes.device.type == "cpu":
         if bit_path(x, layer):
             scale = layer.weight.integers()[1] * x.step
             return bit_conv2d(x.codes, layer.weight.unpacked(), 1, 1, *steps, scale)
         if integer_path(x.bits, layer):
-            return _in_integers(x.codes, x.step, layer)
+            return (_in_odd_integers if _odd_path(x.bits, layer) else _in_integers)(x.codes, x, layer)
     floats = layer.made("floats", lambda: layer.weight.effective().contiguous(memory_format=torch.channels_last))
-    return _in_chunks(x.shape, floats.device, lambda i, n: F.conv2d(x.images(i, n), floats, None, *steps, layer.groups))
+    return in_chunks(x.shape, floats.device, lambda i, n: F.conv2d(x.images(i, n), floats, None, *steps, layer.groups))
 
 
-def _in_integers(codes: Tensor, step: float, layer: LowBitConv2d) -> Tensor:
+def _in_integers(codes: Tensor, x: Activation, layer: LowBitConv2d) -> Tensor:
     shape = layer.stride, layer.padding, layer.dilation, layer.groups
 
     def prepacked() -> intconv.Packed:
         w, scale = layer.weight.integers()
-        return intconv.prepack(w, *shape, scale * step, codes.shape)
+        return intconv.prepack(w, *shape, scale * x.step, codes.shape)
 
-    packed = layer.made(("integers", codes.shape[1:], step), prepacked)  # alike for any number of images
-    return _in_chunks(codes.shape, codes.device, lambda i, n: intconv.conv2d(codes[i : i + n], packed, *shape))
-
-
-def _chunk_images(shape: torch.Size, device: torch.device) -> int:
-    """Images per chunk of a float tensor: all of a small one, else a multiple of 8 so that chunks start on a byte."""
-    on_cpu = device.type == "cpu"
-    chunk = buffer_pool.CHUNK if on_cpu else buffer_pool.GPU_CHUNK
-    if 4 * shape.numel() < (buffer_pool.CHUNK_FROM if on_cpu else 2 * chunk):
-        return max(shape[0], 1)
-    return max(chunk // (4 * shape[1:].numel()) // 8 * 8, 8)
+    packed = layer.made(("integers", codes.shape[1:], x.step), prepacked)  # alike for any number of images
+    return in_chunks(codes.shape, codes.device, lambda i, n: intconv.conv2d(codes[i : i + n], packed, *shape))
 
 
-def _in_chunks(
-    shape: torch.Size,
-    device: torch.device,
-    operator: Callable[[int, int], Tensor],
-    into: Tensor | None = None,
-    over: Tensor | None = None,
-) -> Tensor:
-    """``operator(start, count)`` over the images of a batch of ``shape``, in chunks if it is large, in a pooled buffer.
+def _in_odd_integers(codes: Tensor, x: Activation, layer: LowBitConv2d) -> Tensor:
+    shape = layer.stride, layer.padding, layer.dilation
 
-    Or added to ``into``; or written over ``over``, which the operator reads and whose chunks are done with as they are read.
-    """
-    count = _chunk_images(shape, device)
-    if shape[0] <= count:
-        part = operator(0, shape[0])
-        return part if into is None else into.add_(part)
-    out = into if over is None else over
-    for start in range(0, shape[0], count):
-        part = operator(start, count)
+    def prepacked() -> intconv.OddPacked:
+        return intconv.prepack_odd(
+            layer.weight.unpacked(), *shape, 2**x.bits - 1, layer.weight.odd_scale() * x.step, codes.shape
+        )
+
+    packed = layer.made(("odd integers", codes.shape[1:], x.bits, x.step), prepacked)
+    count, out = chunk_images(codes.shape, codes.device), None
+    for start in range(0, max(codes.shape[0], 1), count):
+        sums = intconv.conv2d(codes[start : start + count], packed.weights, *shape, 1)
         if out is None:
-            whole = torch.Size((shape[0], *part.shape[1:]))
-            out = from_rows(POOL.take(whole.numel(), part.device), whole)
-        if into is None:
-            out[start : start + count] = part
-        else:
-            out[start : start + count] += part
+            whole = torch.Size((codes.shape[0], packed.channels, *sums.shape[2:]))
+            out = from_rows(POOL.take(whole.numel(), codes.device), whole)
+        rows = to_rows(sums)
+        ops(rows).odd_sums(rows, packed.factor, packed.scale, to_rows(out[start : start + count]))
     assert out is not None
     return out
 
@@ -175,8 +164,11 @@ class Convolve(torch.autograd.Function):
             return None, None, None, None
         if ctx.sink is None:
             return _input_gradient(g, ctx.code.shape, layer, None), None, None, None
-        total = ctx.sink.take()
-        ctx.sink.add(_input_gradient(g, ctx.code.shape, layer, total))
+        if _strided_pointwise(layer):
+            ctx.sink.add_strided(_pointwise_gradient(g, ctx.code.shape, layer), layer.stride, ctx.code.shape)
+        else:
+            total = ctx.sink.take_dense()
+            ctx.sink.add(_input_gradient(g, ctx.code.shape, layer, total))
         return None, None, None, None
 
 
@@ -194,8 +186,8 @@ def _strided_pointwise(layer: LowBitConv2d) -> bool:
 
 def _weight_gradient(g: Tensor, packed: Tensor, code: Code, layer: LowBitConv2d) -> Tensor:
     """dL/dw with the input unpacked a chunk of images at a time: its float view never exists as a whole."""
-    w = torch.zeros((), device=g.device).expand(layer.weight.shape)  # only its shape matters
-    count = _chunk_images(code.shape, packed.device)
+    w = untouched(layer.weight.shape, g.device)
+    count = chunk_images(code.shape, packed.device)
     total: Tensor | None = None
     for start in range(0, code.shape[0], count):
         x = unpack_images(packed, code, start, count)
@@ -211,22 +203,27 @@ def _weight_gradient(g: Tensor, packed: Tensor, code: Code, layer: LowBitConv2d)
 
 def _input_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d, into: Tensor | None) -> Tensor:
     """dL/dx, added to ``into`` if given."""
+    if _strided_pointwise(layer):
+        out = zeros(shape, g.device)
+        out[:, :, :: layer.stride[0], :: layer.stride[1]] = _pointwise_gradient(g, shape, layer)
+        return out
     w = layer.weight.effective().contiguous(memory_format=torch.channels_last)
 
-    def backward(
-        part: Tensor, size: tuple[int, ...] = tuple(shape[2:]), stride: tuple[int, int] = layer.stride
-    ) -> Tensor:
-        x = grad_carrier(torch.Size((part.shape[0], shape[1], *size)), g.device)  # only its shape matters
-        return _conv_backward(part, x, w, layer, stride, 0)
+    def backward(part: Tensor) -> Tensor:
+        x = untouched(torch.Size((part.shape[0], *shape[1:])), g.device)
+        return _conv_backward(part, x, w, layer, layer.stride, 0)
 
-    if not _strided_pointwise(layer):
-        # Behind a batch norm, g is that layer's own output and nobody reads it again.
-        ours = into is None and not layer.quantizes_gradient and g.shape == shape
-        larger = max(g.shape, shape, key=torch.Size.numel)
-        return _in_chunks(larger, g.device, lambda i, n: backward(g[i : i + n]), into, over=g if ours else None)
-    out = into if into is not None else from_rows(POOL.take(shape.numel(), g.device), shape).zero_()
-    out[:, :, :: layer.stride[0], :: layer.stride[1]] += backward(g, tuple(g.shape[2:]), (1, 1))
-    return out
+    # Behind a batch norm, g is that layer's own output and nobody reads it again.
+    ours = into is None and not layer.quantizes_gradient and g.shape == shape
+    larger = max(g.shape, shape, key=torch.Size.numel)
+    return in_chunks(larger, g.device, lambda i, n: backward(g[i : i + n]), into, over=g if ours else None)
+
+
+def _pointwise_gradient(g: Tensor, shape: torch.Size, layer: LowBitConv2d) -> Tensor:
+    """dL/dx of a strided 1x1 convolution, on the sub-grid that it sees."""
+    w = layer.weight.effective().contiguous(memory_format=torch.channels_last)
+    x = untouched(torch.Size((shape[0], shape[1], *g.shape[2:])), g.device)
+    return _conv_backward(g, x, w, layer, (1, 1), 0)
 
 
 class Multiply(torch.autograd.Function):

@@ -161,14 +161,18 @@ class LowBitWeight(nn.Module):
 
     def odd(self) -> tuple[Tensor, float]:
         """For uniform grids: odd integers ``2k - (2^s - 1)`` as int16 and their scale, ``effective = odd * scale``."""
+        return self.unpacked().to(torch.int16) * 2 - (2**self.bits - 1), self.odd_scale()
+
+    def odd_scale(self) -> float:
+        """The scale of :meth:`odd`."""
         top = 2**self.bits - 1
-        scale = 1.0 / top if self.absorbed and self.m > 0 else self.m / top
-        return self.unpacked().to(torch.int16) * 2 - top, scale
+        scale: float = 1.0 / top if self.absorbed and self.m > 0 else self.m / top
+        return scale
 
     def integers(self) -> tuple[Tensor, float]:
         """The odd integers of :meth:`odd` as int8, for up to 7 bits."""
-        odd, scale = self.odd()
-        return odd.to(torch.int8), scale
+        codes = self.unpacked().view(torch.int8)
+        return (codes - (2**self.bits - 1)).add_(codes), self.odd_scale()
 
     @property
     def integral(self) -> bool:
@@ -183,7 +187,7 @@ class LowBitWeight(nn.Module):
         if m == 0:
             return torch.zeros_like(g)
         slope = self.compander.slope_at(m * levels(self.bits, self.codes.device))  # c'(x_k) as a function of c(x_k)
-        return g * self._look_up(slope / m if self.absorbed else slope)
+        return self._look_up(slope / m if self.absorbed else slope) * g  # in this order it has the codes' own layout
 
     def receive(self, g: Tensor, generator: torch.Generator | None = None) -> None:
         """Take dL/d(weight) from the backward pass: chain to x, add to what is there, quantile-quantize, keep the codes."""

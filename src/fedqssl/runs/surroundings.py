@@ -26,8 +26,9 @@ _WORDS = {
     "backend": "kernels",
     "native_detail": "the kernels' instruction set",
     "integer_convolution_detail": "integer convolution",
+    "integer_convolution_8_bits": "convolution at 8 bits",
 }
-"""What must be equal for equal bytes, as a warning names it; the last three are of the kernels."""
+"""What must be equal for equal bytes, as a warning names it; the last four are of the kernels."""
 
 
 def surroundings(config: RunConfig) -> dict[str, object]:
@@ -69,7 +70,12 @@ def _flat(values: object) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         return {}
     inner = values.get("kernels")
-    return {**values, **(inner if isinstance(inner, Mapping) else {})}
+    if not isinstance(inner, Mapping):
+        return dict(values)
+    since = (
+        {"integer_convolution_8_bits": "in floats"} if "integer_convolution" in inner else {}
+    )  # until it was recorded
+    return {**values, **since, **inner}
 
 
 __all__ = ["changes", "surroundings"]

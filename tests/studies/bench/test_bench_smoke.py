@@ -121,6 +121,14 @@ def test_variants_train_the_same_architecture(family):
     assert first != second and all(map(torch.isfinite, map(torch.tensor, (first, second))))
 
 
+def test_step_of_another_backbone_on_smaller_images(tmp_path):
+    data = schema(step.run(width=8, images=2, bits=(4,), repeats=1, model="resnet9", size=16), tmp_path)
+    assert {row["variant"] for row in data["results"]} == {"fp32", "fedqssl"} and not data["skipped"]
+    assert (data["settings"]["model"], data["settings"]["size"]) == ("resnet9+projector", 16)
+    with pytest.raises(ValueError, match="resnet9"):
+        build(Variant("fp32", 32), width=8, model="resnet99")
+
+
 def test_unknown_variant_and_narrow_width():
     with pytest.raises(ValueError, match="fedqssl"):
         build(Variant("nope", 4), width=8)

@@ -34,7 +34,7 @@ class LeanModel:
 
     @property
     def variant(self) -> str:
-        """Which of the compiled kernels compute: ``avx2``, ``neon_dot``, ``neon`` or ``portable``."""
+        """Which of the compiled kernels compute: ``avx512``, ``avx2``, ``neon_dot``, ``neon`` or ``portable``."""
         return self._network.kernels.variant
 
     def logits(self, images: Array, batch_size: int = 500) -> Array:

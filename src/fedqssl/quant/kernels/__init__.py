@@ -86,6 +86,7 @@ def describe() -> dict[str, object]:
         "native_detail": native.REASON,
         "integer_convolution": intconv.available(),
         "integer_convolution_detail": intconv.detail(),
+        "integer_convolution_8_bits": intconv.wide_detail(),
     }
 
 

@@ -6,7 +6,7 @@
 // multiplies and adds (built with -ffp-contract=off), so that both round alike.
 //
 // The kernels are written once, for eight floats at a time; native_avx2.h, native_neon.h and native_portable.h say what that
-// means on a CPU. Each variant has functions of its own (fq_avx2_pack, fq_portable_pack, ...), and all of them give the same
+// means on a CPU, and native_avx512.h where it is sixteen. Each variant has functions of its own (fq_avx2_pack, fq_portable_pack, ...), and all of them give the same
 // bits. Headers of the language come first: what they define must run on every CPU.
 //
 // Bit order of a packed stream of s-bit codes: code i occupies bits [i*s, (i+1)*s); bit j is bit (j % 8) of byte j / 8.
@@ -54,12 +54,30 @@ static inline int omp_get_thread_num() { return 0; }
 #endif
 
 #ifdef FQ_X86
+#pragma GCC diagnostic ignored "-Wignored-attributes"  // vectors are arguments of templates, whose alignment does not matter
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC 12's own AVX-512 header
+#endif
 FQ_BEGIN_TARGET("avx2,bmi,bmi2,popcnt")
 #define FQ_VARIANT avx2
 namespace avx2_kernels {
 #include "native_avx2.h"
 #include "native_kernels.h"
 }  // namespace avx2_kernels
+#undef FQ_VARIANT
+FQ_END_TARGET
+#endif
+
+#ifdef FQ_X86
+FQ_BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi,bmi2,popcnt")
+#define FQ_VARIANT avx512
+#define FQ_WIDE
+namespace avx512_kernels {
+#include "native_avx2.h"
+#include "native_avx512.h"
+#include "native_kernels.h"
+}  // namespace avx512_kernels
+#undef FQ_WIDE
 #undef FQ_VARIANT
 FQ_END_TARGET
 #endif
@@ -91,7 +109,7 @@ namespace portable_kernels {
 }  // namespace portable_kernels
 #undef FQ_VARIANT
 
-FQ_API int fq_abi_version() { return 5; }
+FQ_API int fq_abi_version() { return 6; }
 
 // The variants that run on this CPU, best first, separated by commas; empty if none does.
 FQ_API const char* fq_variants() {
@@ -100,7 +118,9 @@ FQ_API const char* fq_variants() {
 #elif defined(FQ_X86)
     __builtin_cpu_init();
     const bool all = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
-    return all ? "avx2,portable" : "portable";
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return all ? (wide ? "avx512,avx2,portable" : "avx2,portable") : "portable";
 #elif defined(FQ_ARM) && defined(__ARM_FEATURE_DOTPROD)
     return "neon_dot,neon,portable";
 #elif defined(FQ_ARM_DOT) && defined(__linux__)

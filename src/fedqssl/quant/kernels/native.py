@@ -178,10 +178,12 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
         return torch.empty((n * bits + 7) // 8, dtype=torch.uint8) if wanted and bits else None
 
     coded = act.bits > 0
+    codes = torch.empty(y.shape, dtype=torch.uint8) if act.want_codes and coded else None
+    bytes_ = codes.view(-1) if codes is not None and act.bits == 8 else None  # are the packed codes, too
     result = NormActResult(
         values=_values_buffer(y, act) if act.want_values or not coded else None,
-        codes=torch.empty(y.shape, dtype=torch.uint8) if act.want_codes and coded else None,
-        packed=packed(act.bits, act.save),
+        codes=codes,
+        packed=packed(act.bits, act.save) if bytes_ is None else bytes_ if act.save else None,
         mask=packed(1, act.save and coded),
         hat=packed(act.hat_bits, act.save),
     )
@@ -199,7 +201,7 @@ def norm_act(y: Tensor, norm: Norm, act: NormAct) -> NormActResult:
         act.step,
         act.hat_bits if act.save else 0,
         act.hat_step,
-        *map(_ptr, (result.codes, result.packed, result.mask, result.hat, result.values)),
+        *map(_ptr, (codes, result.packed if bytes_ is None else None, result.mask, result.hat, result.values)),
         _threads(),
     )
     _call("norm_act", ctypes.byref(arguments))
@@ -274,4 +276,11 @@ def round_pack(y: Tensor, bits: int, scale: float, snap: float, uniform: Tensor 
     out = torch.empty((y.numel() * bits + 7) // 8, dtype=torch.uint8)
     pointers = _ptr(uniform), out.data_ptr()
     _call("round_pack", y.data_ptr(), y.numel(), bits, scale, snap, *pointers, _threads())
+    return out
+
+
+def odd_sums(parts: Tensor, factor: float, scale: float, out: Tensor) -> Tensor:
+    """See :func:`.reference.odd_sums`."""
+    sizes = *parts.shape, out.shape[1]
+    _call("odd_sums", parts.data_ptr(), *sizes, factor, scale, out.data_ptr(), _threads())
     return out

@@ -4,12 +4,14 @@
 #define FQ_EXPANDED(variant, name) FQ_JOINED(variant, name)
 #define FQ_NAME(name) FQ_EXPANDED(FQ_VARIANT, name)
 
+#include "native_wide.h"
 #include "native_pack.h"
 #include "native_quantile.h"
 #include "native_norm.h"
 #include "native_bits.h"
 #include "native_step.h"
 #include "native_conv.h"
+#include "native_sums.h"
 
 #undef FQ_INLINE
 #undef FQ_NAME

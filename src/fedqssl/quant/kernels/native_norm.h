@@ -68,19 +68,19 @@ FQ_API void FQ_NAME(norm_stats)(const float* y, int64_t rows, int64_t channels, 
         Scratch& t = scratch(channels);
         std::memset(t.a.data(), 0, channels * 4);
         std::memset(t.b.data(), 0, channels * 4);
-        int64_t c = 0;
-        for (; c + 8 <= channels; c += 8) {
-            F8 s1 = splat(0.0f), s2 = s1;
-            const F8 shift = load(y + c);
+        for_columns(channels / 8 * 8, [&](auto like, int64_t c) {
+            using V = decltype(like);
+            V s1 = splatted<V>(0.0f), s2 = s1;
+            const V shift = loaded<V>(y + c);
             for (int64_t r = r0; r < r1; ++r) {
-                const F8 v = sub(load(y + r * channels + c), shift);
+                const V v = sub(loaded<V>(y + r * channels + c), shift);
                 s1 = add(s1, v);
                 s2 = add(s2, mul(v, v));
             }
             store(t.a.data() + c, s1);
             store(t.b.data() + c, s2);
-        }
-        for (; c < channels; ++c)
+        });
+        for (int64_t c = channels / 8 * 8; c < channels; ++c)
             for (int64_t r = r0; r < r1; ++r) {
                 const float v = y[r * channels + c] - y[c];
                 t.a[c] += v;
@@ -111,40 +111,42 @@ struct NormActArgs {
 namespace {
 
 // Constants of one call in registers. By value on purpose: code stores are byte stores, which may alias anything in memory.
+template <class V>
 struct NormActConstants {
-    F8 scale, step, top, hat_inverse, hat_half, hat_top, res_step;
+    V scale, step, top, hat_inverse, hat_half, hat_top, res_step;
     bool has_hat, has_act, has_values;
     explicit NormActConstants(const NormActArgs& p)
-        : scale(splat(p.scale)),
-          step(splat(p.step)),
-          top(splat(static_cast<float>((1 << p.bits) - 1))),
-          hat_inverse(splat(1.0f / p.hat_step)),
-          hat_half(splat(static_cast<float>((1 << p.hat_bits) - 1) * 0.5f)),
-          hat_top(splat(static_cast<float>((1 << p.hat_bits) - 1))),
-          res_step(splat(p.res_step)),
+        : scale(splatted<V>(p.scale)),
+          step(splatted<V>(p.step)),
+          top(splatted<V>(static_cast<float>((1 << p.bits) - 1))),
+          hat_inverse(splatted<V>(1.0f / p.hat_step)),
+          hat_half(splatted<V>(static_cast<float>((1 << p.hat_bits) - 1) * 0.5f)),
+          hat_top(splatted<V>(static_cast<float>((1 << p.hat_bits) - 1))),
+          res_step(splatted<V>(p.res_step)),
           has_hat(p.hat_bits > 0),
           has_act(p.bits > 0),
           has_values(p.values != nullptr) {}
 };
 
-struct Affine {  // of 8 channels
-    F8 hat_mul, hat_add, mul, add;
+template <class V>
+struct Affine {  // of as many channels
+    V hat_mul, hat_add, mul, add;
     Affine(const float* hm, const float* ha, const float* m, const float* a)
-        : hat_mul(load(hm)), hat_add(load(ha)), mul(load(m)), add(load(a)) {}
+        : hat_mul(loaded<V>(hm)), hat_add(loaded<V>(ha)), mul(loaded<V>(m)), add(loaded<V>(a)) {}
 };
 
-// One group of 8 channels of one row; odd channel counts go through padded copies so that both paths round alike.
-template <class Code>
-FQ_INLINE void norm_act_8(const NormActConstants& k, F8 y, const Affine& f, F8 res, bool has_res, Code* code, uint8_t* hat,
-                          uint8_t* mask, float* value) {
-    const F8 x = add(mul(y, f.hat_mul), f.hat_add);
-    F8 z = add(mul(x, f.mul), f.add);
+// A few channels of one row; odd channel counts go through padded copies so that both paths round alike.
+template <class Code, class V>
+FQ_INLINE void norm_act_few(const NormActConstants<V>& k, V y, const Affine<V>& f, V res, bool has_res, Code* code,
+                            uint8_t* hat, uint8_t* mask, float* value) {
+    const V x = add(mul(y, f.hat_mul), f.hat_add);
+    V z = add(mul(x, f.mul), f.add);
     if (has_res) z = add(z, res);
     if (k.has_hat) store_codes(hat, codes_of(add(mul(x, k.hat_inverse), k.hat_half), k.hat_top));
     if (k.has_act) {
-        const F8 t = mul(z, k.scale);
-        *mask = inside(t, k.top);
-        const I8 c = codes_of(t, k.top);
+        const V t = mul(z, k.scale);
+        store_inside(mask, t, k.top);
+        const auto c = codes_of(t, k.top);
         store_codes(code, c);
         if (k.has_values) store(value, mul(floats_of(c), k.step));
     } else {
@@ -156,7 +158,7 @@ FQ_INLINE void norm_act_8(const NormActConstants& k, F8 y, const Affine& f, F8 r
 template <class Code>
 void norm_act_odd(const NormActArgs& p, int64_t i0, int64_t n, Code* code, uint8_t* hat, uint8_t* mask_bits) {
     const bool has_res = p.res_codes || p.res_values;
-    const NormActConstants k8(p);
+    const NormActConstants<F8> k8(p);
     for (int64_t j = 0; j < n; j += 8) {
         const int64_t count = n - j < 8 ? n - j : 8;
         float y[8] = {0}, hm[8] = {0}, ha[8] = {0}, m[8] = {0}, a[8] = {0}, res[8] = {0}, value[8];
@@ -168,7 +170,7 @@ void norm_act_odd(const NormActArgs& p, int64_t i0, int64_t n, Code* code, uint8
             if (p.res_codes) res[k] = float(p.res_codes[i]) * p.res_step;
             else if (p.res_values) res[k] = p.res_values[i];
         }
-        norm_act_8<Code>(k8, load(y), Affine(hm, ha, m, a), load(res), has_res, c8, h8, &mask, value);
+        norm_act_few<Code, F8>(k8, load(y), Affine<F8>(hm, ha, m, a), load(res), has_res, c8, h8, &mask, value);
         if (p.bits) std::memcpy(code + j, c8, sizeof(Code) * count);
         if (p.hat_bits) std::memcpy(hat + j, h8, count);
         mask_bits[j / 8] = count == 8 ? mask : mask & ((1 << count) - 1);
@@ -178,25 +180,31 @@ void norm_act_odd(const NormActArgs& p, int64_t i0, int64_t n, Code* code, uint8
 
 enum Residual { kNone, kCodes, kFloats };
 
-// Eight channels at a time down the rows of a block, so that their coefficients stay in registers.
-template <class Code, Residual kResidual>
-void norm_act_columns(const NormActArgs& p, int64_t r0, int64_t r1, Code* code, uint8_t* hat, uint8_t* mask) {
-    const NormActConstants k(p);
+// A few channels at a time down the rows of a block, so that their coefficients stay in registers.
+template <class Code, Residual kResidual, class V>
+FQ_INLINE void norm_act_column(const NormActArgs& p, int64_t r0, int64_t r1, int64_t c, Code* code, uint8_t* hat,
+                               uint8_t* mask) {
+    const NormActConstants<V> k(p);
     const int64_t C = p.channels, i0 = r0 * C, rows = r1 - r0;
     const float* y = p.y + i0;
     float* values = p.values ? p.values + i0 : nullptr;
     const uint8_t* res_codes = kResidual == kCodes ? p.res_codes + i0 : nullptr;
     const float* res_values = kResidual == kFloats ? p.res_values + i0 : nullptr;
-    for (int64_t c = 0; c < C; c += 8) {
-        const Affine f(p.hat_mul + c, p.hat_add + c, p.mul + c, p.add + c);
-        for (int64_t r = 0, j = c; r < rows; ++r, j += C) {
-            F8 res = splat(0.0f);
-            if (kResidual == kCodes) res = mul(load_codes(res_codes + j), k.res_step);
-            if (kResidual == kFloats) res = load(res_values + j);
-            norm_act_8<Code>(k, load(y + j), f, res, kResidual != kNone, code + j, hat + j, mask + j / 8,
-                             values + j);
-        }
+    const Affine<V> f(p.hat_mul + c, p.hat_add + c, p.mul + c, p.add + c);
+    for (int64_t r = 0, j = c; r < rows; ++r, j += C) {
+        V res = splatted<V>(0.0f);
+        if (kResidual == kCodes) res = mul(loaded_codes<V>(res_codes + j), k.res_step);
+        if (kResidual == kFloats) res = loaded<V>(res_values + j);
+        norm_act_few<Code, V>(k, loaded<V>(y + j), f, res, kResidual != kNone, code + j, hat + j, mask + j / 8,
+                              values + j);
     }
+}
+
+template <class Code, Residual kResidual>
+void norm_act_columns(const NormActArgs& p, int64_t r0, int64_t r1, Code* code, uint8_t* hat, uint8_t* mask) {
+    for_columns(p.channels, [&](auto like, int64_t c) {
+        norm_act_column<Code, kResidual, decltype(like)>(p, r0, r1, c, code, hat, mask);
+    });
 }
 
 template <class Code>
@@ -229,7 +237,10 @@ FQ_API void FQ_NAME(norm_act)(const NormActArgs* args) {
 
 namespace {
 
-FQ_INLINE F8 masked(F8 g, const uint8_t* mask, int64_t i) { return mask ? kept(g, mask[i / 8]) : g; }  // i a multiple of 8
+template <class V>
+FQ_INLINE V masked(V g, const uint8_t* mask, int64_t i) {  // i a multiple of 8
+    return mask ? kept(g, mask + i / 8) : g;
+}
 
 inline float masked1(float g, const uint8_t* mask, int64_t i) {
     return !mask || (mask[i / 8] >> (i % 8) & 1) ? g : 0.0f;
@@ -249,7 +260,6 @@ FQ_API void FQ_NAME(norm_backward_sums)(const float* g, int64_t rows, int64_t C,
                                   const uint8_t* hat_packed, int hat_bits, float hat_step, float* out, double* sum_g,
                                   double* sum_gx, int threads) {
     const float offset = -0.5f * static_cast<float>((1 << hat_bits) - 1) * hat_step;
-    const F8 step8 = splat(hat_step), offset8 = splat(offset);
     std::vector<double> partial(2 * C * group_count(rows, C), 0.0);
     for_blocks(rows, C, threads, [&](int64_t group, int64_t r0, int64_t r1) {
         Scratch& t = scratch(C);
@@ -257,19 +267,21 @@ FQ_API void FQ_NAME(norm_backward_sums)(const float* g, int64_t rows, int64_t C,
         const uint8_t* hat = hat_codes(hat_packed, hat_bits, i0, n, t);
         std::memset(t.a.data(), 0, C * 4);
         std::memset(t.b.data(), 0, C * 4);
-        if (C % 8 == 0) {  // eight channels at a time down the rows: the sums stay in registers
-            for (int64_t c = 0; c < C; c += 8) {
-                F8 a = splat(0.0f), b = a;
+        if (C % 8 == 0) {  // a few channels at a time down the rows: the sums stay in registers
+            for_columns(C, [&](auto like, int64_t c) {
+                using V = decltype(like);
+                const V step = splatted<V>(hat_step), shift = splatted<V>(offset);
+                V a = splatted<V>(0.0f), b = a;
                 for (int64_t j = c; j < n; j += C) {
-                    const F8 v = masked(load(g + i0 + j), mask, i0 + j);
-                    const F8 x = add(mul(load_codes(hat + j), step8), offset8);
+                    const V v = masked(loaded<V>(g + i0 + j), mask, i0 + j);
+                    const V x = add(mul(loaded_codes<V>(hat + j), step), shift);
                     if (out) store(out + i0 + j, v);
                     a = add(a, v);
                     b = add(b, mul(v, x));
                 }
                 store(t.a.data() + c, a);
                 store(t.b.data() + c, b);
-            }
+            });
         } else {
             for (int64_t j = 0, c = 0; j < n; ++j, c = c + 1 == C ? 0 : c + 1) {
                 const float v = masked1(g[i0 + j], mask, i0 + j);
@@ -289,34 +301,30 @@ FQ_API void FQ_NAME(norm_backward_apply)(const float* g, int64_t rows, int64_t C
                                    const float* hat_mul, const float* shift, float* dx, uint32_t* hist, float* range,
                                    int threads) {
     const float offset = -0.5f * static_cast<float>((1 << hat_bits) - 1) * hat_step;
-    const F8 step8 = splat(hat_step), offset8 = splat(offset);
-    Histograms h(threads);
+    Histograms h(hist, rows * C, threads);
     for_blocks(rows, C, threads, [&](int64_t, int64_t r0, int64_t r1) {
         Scratch& t = scratch(C);
         const int64_t i0 = r0 * C, n = (r1 - r0) * C;
         const uint8_t* hat = hat_codes(hat_packed, hat_bits, i0, n, t);
         if (C % 8 == 0) {
-            for (int64_t c = 0; c < C; c += 8) {
-                const F8 mul8 = load(g_mul + c), hat_mul8 = load(hat_mul + c);
-                const F8 add8 = load(shift + c);
+            for_columns(C, [&](auto like, int64_t c) {
+                using V = decltype(like);
+                const V step = splatted<V>(hat_step), low = splatted<V>(offset);
+                const V own_mul = loaded<V>(g_mul + c), of_hat = loaded<V>(hat_mul + c), constant = loaded<V>(shift + c);
                 for (int64_t j = c; j < n; j += C) {
-                    const F8 v = masked(load(g + i0 + j), mask, i0 + j);
-                    const F8 x = add(mul(load_codes(hat + j), step8), offset8);
-                    const F8 d = add(mul(v, mul8), mul(x, hat_mul8));
-                    store(dx + i0 + j, add(d, add8));
+                    const V v = masked(loaded<V>(g + i0 + j), mask, i0 + j);
+                    const V x = add(mul(loaded_codes<V>(hat + j), step), low);
+                    const V d = add(mul(v, own_mul), mul(x, of_hat));
+                    store(dx + i0 + j, add(d, constant));
                 }
-            }
+            });
         } else {
             for (int64_t j = 0, c = 0; j < n; ++j, c = c + 1 == C ? 0 : c + 1) {
                 const float x = float(hat[j]) * hat_step + offset;
                 dx[i0 + j] = masked1(g[i0 + j], mask, i0 + j) * g_mul[c] + x * hat_mul[c] + shift[c];
             }
         }
-        if (hist) {
-            const int thread = omp_get_thread_num();
-            count_keys(dx + i0, n, h.of(thread));
-            min_max(dx + i0, n, h.ranges[thread]);
-        }
+        if (hist) h.count(dx + i0, n);
     });
-    if (hist) h.merge(hist, range);
+    if (hist) h.merge(range);
 }

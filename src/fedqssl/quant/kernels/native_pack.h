@@ -125,6 +125,9 @@ void quantize_pack(const float* x, int64_t n, int s, float factor, uint8_t* out,
     const float top = static_cast<float>((1 << s) - 1);
     for_blocks<Code>(n, threads, [=](Code* buffer, int64_t b0, int64_t count) {
         int64_t i = 0;
+        const Full by = splatted<Full>(factor), most = splatted<Full>(top);
+        for (; i + kWidth<Full> <= count; i += kWidth<Full>)
+            store_codes(buffer + i, codes_of(mul(loaded<Full>(x + b0 + i), by), most));
         for (; i + 8 <= count; i += 8) {
             store_codes(buffer + i, codes_of(mul(load(x + b0 + i), splat(factor)), splat(top)));
         }
@@ -149,9 +152,8 @@ void unpack_float(const uint8_t* in, int64_t n, int s, float factor, float shift
         unpack(in + at, count, s, buffer, total - at);
         int64_t i = kTable ? look_up_codes(table, s, buffer, count, out + b0) : 0;
         if (!kTable) {
-            for (; i + 8 <= count; i += 8) {
+            for (; i + 8 <= count; i += 8)
                 store(out + b0 + i, add(mul(load_codes(buffer + i), splat(factor)), splat(shift)));
-            }
         }
         for (; i < count; ++i) out[b0 + i] = kTable ? table[buffer[i]] : float(buffer[i]) * factor + shift;
     });

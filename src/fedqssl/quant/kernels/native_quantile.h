@@ -10,17 +10,18 @@ struct Range {
 
 inline void min_max(const float* x, int64_t n, Range& r) {
     int64_t i = 0;
-    if (n >= 8) {
-        F8 lo = load(x), hi = lo;
-        for (i = 8; i + 8 <= n; i += 8) {
-            const F8 v = load(x + i);
+    constexpr int64_t kStep = kWidth<Full>;
+    if (n >= kStep) {
+        Full lo = loaded<Full>(x), hi = lo;
+        for (i = kStep; i + kStep <= n; i += kStep) {
+            const Full v = loaded<Full>(x + i);
             lo = min(lo, v);
             hi = max(hi, v);
         }
-        float a[8], b[8];
+        float a[kStep], b[kStep];
         store(a, lo);
         store(b, hi);
-        for (int j = 0; j < 8; ++j) {
+        for (int64_t j = 0; j < kStep; ++j) {
             if (a[j] < r.low) r.low = a[j];
             if (b[j] > r.high) r.high = b[j];
         }
@@ -32,9 +33,8 @@ inline void min_max(const float* x, int64_t n, Range& r) {
 }
 
 // Counts the upper 16 bits of each float. Two tables in turn: equal neighbours would otherwise wait for each other.
-inline void count_keys(const float* x, int64_t n, uint32_t* h) {
+inline void count_keys(const float* x, int64_t n, uint32_t* h, uint32_t* h2) {
     const uint16_t* half = reinterpret_cast<const uint16_t*>(x);
-    uint32_t* h2 = h + kKeys;
     int64_t i = 0;
     for (; i + 4 <= n; i += 4) {
         const uint16_t a = half[2 * i + 1], b = half[2 * i + 3], c = half[2 * i + 5], d = half[2 * i + 7];
@@ -46,17 +46,33 @@ inline void count_keys(const float* x, int64_t n, uint32_t* h) {
     for (; i < n; ++i) ++h[half[2 * i + 1]];
 }
 
-struct Histograms {  // one pair of tables and one range per thread; merging integers is order-free
-    std::vector<uint32_t> counts;
+// Two tables and a range per thread; merging integers is order-free. The first table is the result itself, and a few floats
+// get by with it: to clear and to add up another one takes as long as to count 50,000 of them.
+struct Histograms {
+    uint32_t* first;
+    int64_t tables;  // of each thread
+    std::vector<uint32_t>& others;
     std::vector<Range> ranges;
-    explicit Histograms(int threads) : counts(2 * kKeys * threads, 0), ranges(threads, Range{INFINITY_, -INFINITY_}) {}
-    static constexpr float INFINITY_ = __builtin_inff();
-    uint32_t* of(int t) { return counts.data() + 2 * kKeys * t; }
-    void merge(uint32_t* hist, float* range) {
-        const int64_t tables = static_cast<int64_t>(counts.size()) / kKeys;
-        std::memcpy(hist, counts.data(), kKeys * sizeof(uint32_t));
-        for (int64_t t = 1; t < tables; ++t)
-            for (int64_t k = 0; k < kKeys; ++k) hist[k] += counts[t * kKeys + k];
+    static constexpr float kInfinity = __builtin_inff();
+    static std::vector<uint32_t>& kept() {  // between calls: fresh memory costs more than to clear it
+        static thread_local std::vector<uint32_t> tables;
+        return tables;
+    }
+    Histograms(uint32_t* hist, int64_t n, int threads)
+        : first(hist), tables(n < (1 << 17) ? 1 : 2), others(kept()), ranges(threads, Range{kInfinity, -kInfinity}) {
+        if (!hist) return;
+        std::memset(hist, 0, kKeys * sizeof(uint32_t));
+        others.assign((tables * threads - 1) * kKeys, 0);
+    }
+    uint32_t* table(int64_t t) { return t ? others.data() + (t - 1) * kKeys : first; }
+    void count(const float* x, int64_t n) {
+        const int64_t t = omp_get_thread_num();
+        count_keys(x, n, table(tables * t), table(tables * t + tables - 1));
+        min_max(x, n, ranges[t]);
+    }
+    void merge(float* range) {
+        for (int64_t t = 1; t < tables * static_cast<int64_t>(ranges.size()); ++t)
+            for (int64_t k = 0; k < kKeys; ++k) first[k] += table(t)[k];
         Range r = ranges[0];
         for (const Range& o : ranges) {
             if (o.low < r.low) r.low = o.low;
@@ -71,15 +87,13 @@ struct Histograms {  // one pair of tables and one range per thread; merging int
 
 // hist[key] = how many floats have this key (their upper 16 bits); range = {smallest, largest}.
 FQ_API void FQ_NAME(key_histogram)(const float* x, int64_t n, uint32_t* hist, float* range, int threads) {
-    Histograms h(threads);
+    Histograms h(hist, n, threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c0 = 0; c0 < n; c0 += kChunk) {
         const int64_t count = c0 + kChunk < n ? kChunk : n - c0;
-        const int t = omp_get_thread_num();
-        count_keys(x + c0, count, h.of(t));
-        min_max(x + c0, count, h.ranges[t]);
+        h.count(x + c0, count);
     }
-    h.merge(hist, range);
+    h.merge(range);
 }
 
 namespace {

@@ -359,3 +359,12 @@ def round_pack(y: Tensor, bits: int, scale: float, snap: float, uniform: Tensor 
     t = (y.flatten() / scale + 1) * (top / 2)
     codes = grid_codes(t, top, None if uniform is None else uniform.flatten(), snap)
     return pack(codes.to(torch.int32).to(code_dtype(bits)), bits)
+
+
+def odd_sums(parts: Tensor, factor: float, scale: float, out: Tensor) -> Tensor:
+    """``(first * factor + rest) * scale`` into ``out``: its columns are ``first``, what ``parts`` has behind them is ``rest``.
+
+    ``rest`` is one column for all or one for each. See :func:`.intconv.prepack_odd`.
+    """
+    channels = out.shape[1]
+    return torch.mul(parts[:, :channels] * factor + parts[:, channels:], scale, out=out)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedqssl.quant.kernels import reference
 from fedqssl.quant.kernels import triton_codes as codes_of
 from fedqssl.quant.kernels import triton_norm as norms
-from fedqssl.quant.kernels.reference import End, all_finite, code_dtype, extent
+from fedqssl.quant.kernels.reference import End, all_finite, code_dtype, extent, odd_sums
 from fedqssl.quant.kernels.types import (
     GROUP,
     Coefficients,
@@ -299,6 +299,7 @@ __all__ = [
     "norm_backward_apply",
     "norm_backward_sums",
     "norm_stats",
+    "odd_sums",
     "pack",
     "quantile_table",
     "quantize_pack",

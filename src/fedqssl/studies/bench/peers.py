@@ -36,29 +36,36 @@ MIN_WIDTH = 8
 Trainer = tuple[nn.Module, torch.optim.Optimizer]
 
 
-def backbone(width: int, seed: int = 0) -> nn.Sequential:
-    """ResNet-18 and SimCLR's projector in fp32; the same weights for the same seed."""
-    from fedqssl.models import projector, resnet18
+def backbone(width: int, model: str = "resnet18", seed: int = 0) -> nn.Sequential:
+    """A backbone (ResNet-18) and SimCLR's projector in fp32; the same weights for the same seed."""
+    from fedqssl.models import projector
+    from fedqssl.models.registry import MODELS
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        encoder = resnet18(width=width)
-        return nn.Sequential(encoder, projector(encoder.feature_dim))
+        encoder = MODELS[model].build(width, 3)
+        return nn.Sequential(encoder, projector(int(encoder.feature_dim)))  # type: ignore[arg-type]
 
 
-def build(variant: Variant, width: int, lr: float = 0.3, device: torch.device | None = None) -> Trainer:
+def build(
+    variant: Variant, width: int, lr: float = 0.3, device: torch.device | None = None, model: str = "resnet18"
+) -> Trainer:
     """The variant's network in training mode on a device (the CPU by default), with its optimiser.
 
     Raises:
-        ValueError: an unknown family, or a width below 8: there torch 2.13's channels_last backward of a
+        ValueError: an unknown family or backbone, or a width below 8: there torch 2.13's channels_last backward of a
             strided 1x1 convolution (2 to 7 input channels) writes out of bounds and kills the process.
         PeerUnavailableError: the peer's library is missing or lacks what is needed.
     """
+    from fedqssl.models.registry import MODELS
+
     if variant.family not in FAMILIES:
         raise ValueError(f"unknown variant {variant.family!r}; choose from {', '.join(FAMILIES)}")
+    if model not in MODELS:
+        raise ValueError(f"unknown model {model!r}; choose from {', '.join(MODELS)}")
     if width < MIN_WIDTH:
         raise ValueError(f"width must be at least {MIN_WIDTH} for a benchmark, not {width}")
-    return FAMILIES[variant.family](backbone(width).to(device).train(), variant.bits, lr)
+    return FAMILIES[variant.family](backbone(width, model).to(device).train(), variant.bits, lr)
 
 
 def _fp32(model: nn.Module, bits: int, lr: float) -> Trainer:
@@ -175,7 +182,7 @@ class TrainingStep:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    views: Tensor  # (2N, 3, 32, 32), channels_last
+    views: Tensor  # (2N, 3, S, S), channels_last
     temperature: float = 0.5
 
     def loss(self) -> Tensor:
@@ -194,10 +201,16 @@ class TrainingStep:
 
 
 def training_step(
-    variant: Variant, width: int, images: int, lr: float = 0.3, device: torch.device | None = None
+    variant: Variant,
+    width: int,
+    images: int,
+    lr: float = 0.3,
+    device: torch.device | None = None,
+    model: str = "resnet18",
+    size: int = 32,
 ) -> TrainingStep:
     """A variant on ``images`` random images of two views each, on a device; every variant gets the same batch."""
     generator = torch.Generator().manual_seed(1)
-    views = torch.rand(2 * images, 3, 32, 32, generator=generator)
-    model, optimizer = build(variant, width, lr, device)
-    return TrainingStep(model, optimizer, views.contiguous(memory_format=torch.channels_last).to(device))
+    views = torch.rand(2 * images, 3, size, size, generator=generator)
+    made, optimizer = build(variant, width, lr, device, model)
+    return TrainingStep(made, optimizer, views.contiguous(memory_format=torch.channels_last).to(device))

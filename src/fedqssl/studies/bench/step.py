@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -27,9 +28,9 @@ def candidates(bits: Sequence[int], peers: bool, on_gpu: bool = False) -> list[V
     return [FP32, *amp, *(Variant("fedqssl", s) for s in bits), *(PEERS if peers else ())]
 
 
-def batch_settings(width: int, images: int) -> dict[str, str | int]:
+def batch_settings(width: int, images: int, model: str = "resnet18", size: int = 32) -> dict[str, str | int]:
     """What every measurement of a training step records about its network and batch."""
-    return {"model": "resnet18+projector", "width": width, "images": images, "views": 2}
+    return {"model": f"{model}+projector", "width": width, "images": images, "views": 2, "size": size}
 
 
 def run(
@@ -40,8 +41,10 @@ def run(
     threads: int = 1,
     peers: bool = True,
     device: str = "cpu",
+    model: str = "resnet18",
+    size: int = 32,
 ) -> Record:
-    """Measure a SimCLR step (forward, NT-Xent, backward, update) of ResNet-18 + projector.
+    """Measure a SimCLR step (forward, NT-Xent, backward, update) of a backbone + projector; peers know ResNet-18 only.
 
     Each result's ``cpu_ratio`` is variant / fp32, with fp32 in channels_last under plain SGD. ``user_ratio`` leaves
     out time in the kernel: activations above 32 MiB (256 images, width 16) are mapped and faulted in again at
@@ -50,11 +53,14 @@ def run(
     On a GPU the clock is wall time with everything done that was asked for, beside fp32 and its mixed precision (AMP, bfloat16).
     """
     where = resolve(device)
-    variants = {variant.name: variant for variant in candidates(bits, peers, where.type == "cuda")}
+    network: dict[str, Any] = {"model": model, "size": size}
+    variants = {
+        variant.name: variant for variant in candidates(bits, peers and model == "resnet18", where.type == "cuda")
+    }
     with torch_threads(threads):
-        made = {n: partial(training_step, v, width, images, device=where) for n, v in variants.items()}
+        made = {n: partial(training_step, v, width, images, device=where, **network) for n, v in variants.items()}
         steps, skipped = available(made)
-    settings = {**batch_settings(width, images), "repeats": repeats, "threads": threads}
+    settings = {**batch_settings(width, images, **network), "repeats": repeats, "threads": threads}
     settings |= {"reference": "fp32, channels_last, SGD without momentum"}
     if where.type == "cuda":
         timings = interleaved(steps, FP32.name, repeats=repeats, threads=threads, clock=partial(_wall, where))
