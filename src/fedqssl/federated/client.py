@@ -54,6 +54,7 @@ def train_locally(
     labels = data.labels if task.supervised else None
     count = len(data.images)
     losses = train_steps(model, opt, data.images, task, draws, job.steps_of(count), labels)
+    opt.draw_codes()
     return model, ClientMetrics(count, tuple(losses), opt.skipped, clock() - started)
 
 

@@ -25,6 +25,11 @@ class NonFiniteError(ArithmeticError):
     """Losses or gradients were not finite for too many steps in a row; the message names the layer."""
 
 
+def _domain(weight: LowBitWeight) -> Domain:
+    """What stochastic rounding is unbiased for: what the layer computes with."""
+    return "value" if weight.options.weights == "value" else "level"
+
+
 class LowBitSGD(torch.optim.Optimizer):
     """Stochastic gradient descent on codes; works with torch's learning-rate schedules.
 
@@ -176,7 +181,7 @@ class LowBitSGD(torch.optim.Optimizer):
             x = self._position(weight, state)
             target = x - lr * self._direction(weight, x, state, weight_decay)
         m = self._next_scale(weight, x, target)
-        domain: Domain = "value" if weight.options.weights == "value" else "level"
+        domain = _domain(weight)
         extra = self.extra_bits(weight)
         if extra and m:
             grid = weight.bits + extra, finer_scale(m, weight.bits, extra), weight.compander
@@ -188,6 +193,20 @@ class LowBitSGD(torch.optim.Optimizer):
         weight.store(compand_pack(target, weight.bits, m, weight.compander, rounding, domain, self.generator), m)
         if self.rule == "latent":
             state["latent"] = target.float()
+
+    @torch.no_grad()
+    def draw_codes(self) -> None:
+        """Before codes are sent: with the rule ``residual``, draw them so that on average they are where the weights are.
+
+        The upper bits alone would be the nearest codes, and movements of less than half a cell would be lost to everybody else.
+        What the rule keeps is forgotten.
+        """
+        for weight in self.weights.values():
+            lower = self.state[weight.anchor].pop("residual", None)
+            if lower is not None:
+                x = weight.finer_parameters(lower, self.extra_bits(weight))
+                how = weight.compander, self.rounding, _domain(weight), self.generator
+                weight.store(compand_pack(x, weight.bits, weight.m, *how), weight.m)
 
     def extra_bits(self, weight: LowBitWeight) -> int:
         """Bits that the rule ``residual`` keeps for each of these weights."""
