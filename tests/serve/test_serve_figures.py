@@ -93,8 +93,8 @@ def timed(client: httpx.Client, url: str, picture: bytes) -> tuple[float, float]
 def test_one_connection_against_plain_fastapi(capsys):
     """One request here, one there: a busy machine slows both.
 
-    Issue 17 asks for 1.3x. That is not reached: for one picture, the low-bit network takes six times as long as the float one,
-    mostly because its weights are packed anew for every batch.
+    Issue 17 asks for 1.3x, which is about what is measured, and so no limit for a test. The caller's own work is in both figures;
+    `fedqssl bench serve` leaves it out.
     """
     import uvicorn
 

@@ -77,7 +77,8 @@ def decode(source: bytes | Path, where: str, size: int | None = None) -> npt.NDA
                     picture.draft(
                         None, (2 * size, 2 * size)
                     )  # JPEG only: decode at a fraction of the size, much faster
-                rgb = _to_rgb(pillow, ops.exif_transpose(picture))
+                ops.exif_transpose(picture, in_place=True)  # otherwise it copies pictures that are upright
+                rgb = _to_rgb(pillow, picture)
                 if size is not None and rgb.size != (size, size):
                     rgb = ops.fit(rgb, (size, size), method=pillow.Resampling.BILINEAR)
                 return np.asarray(rgb, dtype=np.uint8)
