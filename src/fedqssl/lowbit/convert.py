@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from fedqssl.lowbit.fp32_layers import ClippedReLU, to_full
 from fedqssl.lowbit.layers import InputCodes, LowBitConv2d, LowBitLinear, LowBitNorm, RangeCodes, TanhCodes
@@ -61,7 +61,9 @@ def _fill(found: nn.Module, module: nn.Module, memo: dict[int, object]) -> None:
     """Make the first module a copy of the second; ``memo`` as for ``copy.deepcopy``. Hooks are mostly empty dictionaries."""
     memo[id(module)] = found
     for name, value in module.__dict__.items():
-        if name != "_modules":
+        if name in ("_parameters", "_buffers"):
+            found.__dict__[name] = {key: _copy_of_tensor(x, memo) for key, x in value.items()}
+        elif name != "_modules":
             empty = isinstance(value, dict) and not value
             found.__dict__[name] = type(value)() if empty else copy.deepcopy(value, memo)
     modules: dict[str, nn.Module | None] = {}
@@ -72,6 +74,15 @@ def _fill(found: nn.Module, module: nn.Module, memo: dict[int, object]) -> None:
             continue
         modules[name] = own = object.__new__(type(child))
         _fill(own, child, memo)
+
+
+def _copy_of_tensor(x: Tensor | None, memo: dict[int, object]) -> Tensor | None:
+    """A copy of a parameter or a buffer, the same one for the same tensor."""
+    if type(x) in (Tensor, nn.Parameter) and id(x) not in memo:
+        assert x is not None
+        own = x.detach().clone()
+        memo[id(x)] = nn.Parameter(own, x.requires_grad) if isinstance(x, nn.Parameter) else own
+    return copy.deepcopy(x, memo)
 
 
 def to_lowbit(
