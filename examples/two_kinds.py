@@ -1,6 +1,6 @@
-"""Two kinds of images for ``clusters=2``: half of the clients have photos, the others digits in colour or turned photos.
+"""Two kinds of images for ``clusters=2``: half of the clients have photos, the others digits in colour or photos of another kind.
 
-python examples/two_kinds.py CIFAR OUT [digits|turned [SEED]]
+python examples/two_kinds.py CIFAR OUT [digits|night|negatives|turned [SEED]]
 
 CIFAR is a folder with the files train-*.parquet of CIFAR-10 as Hugging Face has it. Writes OUT/train.npz and OUT/test.npz, to be
 used as data=arrays:OUT with partition=natural. A client's name says its kind, which no run looks at. Every client has some
@@ -9,6 +9,7 @@ classes more often than others (Dirichlet, 0.5).
 
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,19 @@ def coloured_digits(draws: np.random.Generator) -> tuple[np.ndarray, np.ndarray]
     front, ground = (draws.uniform(0, 255, (len(ink), 3, 1, 1)) for _ in range(2))
     pixels = ink.numpy() * front + (1 - ink.numpy()) * ground + draws.normal(0, 8, (len(ink), 3, 32, 32))
     return pixels.clip(0, 255).astype(np.uint8), digits.target.astype(np.int64)
+
+
+def night(pixels: np.ndarray, draws: np.random.Generator) -> np.ndarray:
+    """Photos as a cheap camera takes them at night: a sixth of the light, and noise."""
+    return (pixels / 6 + draws.normal(0, 4, pixels.shape)).clip(0, 255).astype(np.uint8)
+
+
+CHANGES: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    "turned": lambda pixels, draws: np.rot90(pixels, axes=(2, 3)),
+    "negatives": lambda pixels, draws: 255 - pixels,
+    "night": night,
+}
+"""Kinds of photos by name: from photos (N, 3, 32, 32) to the same photos as they look there."""
 
 
 def shares(labels: np.ndarray, clients: int, each: int, draws: np.random.Generator) -> list[np.ndarray]:
@@ -59,21 +73,21 @@ def main(
     """Make the two files: so many images for each client, and ``test`` of each kind in the common test set."""
     draws = np.random.default_rng(seed)
     kinds = {"photos": photos(cifar)}
-    kinds[other] = coloured_digits(draws) if other == "digits" else kinds["photos"]
+    kinds[other] = kinds["photos"] if other in CHANGES else coloured_digits(draws)
     splits: dict[str, dict[str, list[np.ndarray]]] = {
         split: {"images": [], "labels": [], "clients": []} for split in ("train", "test")
     }
     taken = np.empty(0, dtype=np.int64)
     for number, (kind, (pixels, labels)) in enumerate(kinds.items()):
         count = clients // 2 if kind == "photos" else clients - clients // 2
-        free = np.setdiff1d(draws.permutation(len(pixels)), taken) if kind == "turned" else np.arange(len(pixels))
+        free = np.setdiff1d(draws.permutation(len(pixels)), taken) if kind in CHANGES else np.arange(len(pixels))
         free = draws.permutation(free)
         common, rest = free[:test], free[test:]
         own = [rest[part] for part in shares(labels[rest], count, images, draws)]
-        taken = np.concatenate([common, *own])  # no photo is both as it is and turned
+        taken = np.concatenate([common, *own])  # no photo is of both kinds
         for split, parts in (("test", [common]), ("train", own)):
             for i, part in enumerate(parts):
-                shown = pixels[part] if kind != "turned" else np.rot90(pixels[part], axes=(2, 3))
+                shown = CHANGES[kind](pixels[part], draws) if kind in CHANGES else pixels[part]
                 splits[split]["images"].append(np.ascontiguousarray(shown))
                 splits[split]["labels"].append(labels[part] + CLASSES * number)
                 splits[split]["clients"].append(np.array([f"{kind}-{i:02d}"] * len(part), dtype=np.str_))

@@ -61,9 +61,9 @@ def test_rendered_signs(example, tmp_path):
     assert Image.open(next(iter(made.values()))).size == (40, 40)
 
 
-@pytest.mark.parametrize("other", ["digits", "turned"])
+@pytest.mark.parametrize("other", ["digits", "turned", "negatives", "night"])
 def test_two_kinds(example, tmp_path, other):
-    """Every client has one kind; no photo is at two clients, or both as it is and turned."""
+    """Every client has one kind; no photo is at two clients, or of both kinds. Photos at night are dark and cannot be undone."""
     draws, rows = np.random.default_rng(0), []
     for i in range(200):
         data = io.BytesIO()
@@ -77,8 +77,10 @@ def test_two_kinds(example, tmp_path, other):
     assert images.shape == (120, 3, 32, 32) and images.dtype == np.uint8
     first = np.array([name.startswith("photos") for name in names])
     assert ((labels < 10) == first).all()
-    upright = np.where(first[:, None, None, None], images, np.rot90(images, -1, axes=(2, 3)))
-    assert len({image.tobytes() for image in upright}) == 120
+    undone = {"turned": np.rot90(images, -1, axes=(2, 3)), "negatives": 255 - images}.get(other, images)
+    photos = np.where(first[:, None, None, None], images, undone)
+    assert len({image.tobytes() for image in photos}) == 120
+    assert other != "night" or 6 * images[~first].mean() == pytest.approx(images[first].mean(), rel=0.1)
 
 
 @pytest.fixture

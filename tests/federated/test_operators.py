@@ -1,5 +1,7 @@
 """The server's operators do their jobs with the round's own number and the server's own learning rate."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -33,6 +35,20 @@ def test_dequantized_by_client(context, start, operators):
     for name, bits in context.bits.items():
         state, loss = dequantize(start.payloads[name], bits, context.buffer(), context.task, ROUND, 1, SERVER_LR)
         assert found[name][1] == loss and all(torch.equal(found[name][0][key], x) for key, x in state.items())
+
+
+def test_an_upload_that_was_read_when_it_was_checked_is_not_read_again(context, start, operators):
+    first, second = sorted(start.payloads)[:2]
+    payloads = {n: start.payloads[n] for n in (first, second)}
+    mark = {"mark": torch.zeros(1)}
+    known = {
+        first: (payloads[first], mark),
+        second: (bytes(bytearray(payloads[second])), mark),
+    }  # equal, but not the same
+    found = dataclasses.replace(operators, known=known).read(payloads)
+    assert found[first] is mark
+    want = read_payload(payloads[second], context.bits[second], context.task)
+    assert all(torch.equal(found[second][key], x) for key, x in want.items())
 
 
 def test_requantized_once_per_bitwidth_for_every_client(context, operators):

@@ -7,6 +7,8 @@ import torch
 
 from fedqssl.federated.randomness import derived_seed, generator
 from fedqssl.federated.server import average, dequantize, requantize, softmax_weights
+from fedqssl.federated.server.aggregate import PART
+from fedqssl.federated.server.plausible import spread
 from fedqssl.federated.state import read_state, write_state
 from fedqssl.federated.task import Task, batches, train_epoch, train_steps
 from fedqssl.lowbit import LowBitOptions, LowBitSGD, load_bytes, to_bytes
@@ -48,11 +50,28 @@ def test_average_is_weighted_over_every_tensor_by_name_and_in_any_order():
     assert all(torch.equal(got[k], again[k]) for k in got)
 
 
+@pytest.mark.parametrize("shape", [(3, PART), (PART + 1,), (PART,), ()])
+def test_tensors_of_any_size_are_averaged_in_one_order(shape):
+    draw = torch.Generator().manual_seed(2)
+    states = {n: {"w": torch.randn(shape, generator=draw)} for n in "abc"}
+    states["b"]["w"] = states["b"]["w"].mT.contiguous().mT if len(shape) > 1 else states["b"]["w"]
+    want = torch.zeros(shape, dtype=torch.float64)
+    for n, p in (("a", 0.5), ("b", 0.2), ("c", 0.3)):
+        want += states[n]["w"].double() * p
+    assert torch.equal(average(states, {"a": 0.5, "b": 0.2, "c": 0.3})["w"], want.float())
+
+
 def test_a_tensor_that_some_clients_lack_is_averaged_over_the_others():
     got = average(
         {"a": {"x": torch.ones(2)}, "b": {}, "c": {"x": torch.full((2,), 4.0)}}, {"a": 0.2, "b": 0.5, "c": 0.3}
     )
     assert torch.allclose(got["x"], torch.full((2,), (0.2 * 1 + 0.3 * 4) / 0.5))
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.1, 0.3), (5.0, 1e-3), (3e4, 0.25), (0.25, 0.0)])
+def test_spread_is_the_standard_deviation(mean, std):
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(3)) * std + mean
+    assert spread(x) == pytest.approx(float(x.double().std(correction=0)), rel=1e-3)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 12, 32])

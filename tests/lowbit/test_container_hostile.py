@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedqssl.header import Made
 from fedqssl.lowbit import (
     ContainerError,
     Precision,
@@ -307,3 +308,13 @@ def test_a_description_is_measured_before_it_is_read(model):
     said, grown = done.stdout.decode().splitlines()
     assert "a description of 30,000,004 bytes" in said and int(grown) < 100_000  # KiB; the file itself twice
     refuses(model, forge(b"[[], []]"), "description cannot be read")
+
+
+def test_what_was_made_here_is_known_and_its_parts_are_not():
+    """Only the very bytes of a container skip the checksum, also in a worker; whatever is made of them is looked at."""
+    data = to_bytes(small_model())
+    assert type(data) is Made and type(pickle.loads(pickle.dumps(data))) is Made
+    for part in (data[:-1] + b"x", bytes(bytearray(data)), data.replace(b"\0", b"\1"), b"".join([data[:9], data[9:]])):
+        assert type(part) is bytes
+    with pytest.raises(ContainerError, match="checksum"):
+        check_bytes(data[:-1] + bytes([data[-1] ^ 1]))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedqssl.lowbit import ConversionError, LowBitOptions, LowBitSGD, LowBitWeight, Precision, to_lowbit
+from fedqssl.lowbit import ConversionError, LowBitOptions, LowBitSGD, LowBitWeight, Precision, copy_of, to_lowbit
 from fedqssl.lowbit.layers import LowBitConv2d, LowBitLinear, LowBitNorm, RangeCodes, TanhCodes
 from fedqssl.models import projector, resnet18
 
@@ -32,6 +32,37 @@ def test_precision_for_bits():
     assert Precision.for_bits(16) == Precision(16, 16, 16)
     assert Precision.for_bits(15).gradient == 16
     assert Precision.for_bits(32).full
+
+
+class Tied(nn.Module):
+    """Two layers with one parameter and one buffer between them, and a batch norm with hooks and counters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm = nn.Linear(6, 6, bias=False), nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.one.register_buffer("seen", torch.arange(3.0))
+        self.two.register_buffer("seen", self.one.seen)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.relu(self.norm(self.one(x))))
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_a_copy_trains_alone(bits):
+    torch.manual_seed(0)
+    model, x = to_lowbit(Tied(), Precision.for_bits(bits)), torch.rand(8, 6)
+    before = copy.deepcopy(model.state_dict())
+    one, other = copy_of(model), copy.deepcopy(model)
+    assert torch.equal(train_once(one, x), train_once(other, x)) and one.meta == model.meta
+    assert all(torch.equal(y, before[name]) for name, y in model.state_dict().items())
+    changed = one.state_dict()
+    assert all(torch.equal(y, changed[name]) for name, y in other.state_dict().items())
+    assert any(not torch.equal(y, before[name]) for name, y in changed.items())
+    tensors = dict(one.named_buffers(remove_duplicate=False))
+    if bits == 32:
+        assert tensors["one.seen"] is tensors["two.seen"]
+    one.recompile()
+    assert type(one).forward is not type(model).forward and torch.equal(model.eval()(x), copy_of(model)(x))
 
 
 @pytest.mark.parametrize("bits", [0, 17, 31, -4, "four", 4.0, True, None])

@@ -341,6 +341,20 @@ def test_one_infinite_gradient_in_the_middle_is_noticed():
     assert opt.skipped == 1 and torch.equal(weight.codes, before)
 
 
+@pytest.mark.parametrize(
+    ("values", "taken"), [((3e38, 3e38), True), ((float("inf"), 1.0), False), ((1.0, float("nan")), False)]
+)
+def test_only_entries_count_where_a_sum_overflows(values, taken):
+    model = conv_net()
+    opt = LowBitSGD(model, lr=1e-38)
+    name, p = next((n, p) for n, p in opt.floats.items() if p.numel() > 1)
+    p.grad = torch.zeros_like(p)
+    p.grad[:2] = torch.tensor(values)
+    before = p.detach().clone()
+    opt.step()
+    assert opt.skipped == (not taken) and torch.equal(p.detach(), before) != taken, name
+
+
 def test_constant_layer_zero_gradient_and_batch_of_one_do_not_crash():
     for value in (0.0, 0.3):
         model = conv_net()

@@ -242,6 +242,22 @@ def simulation(
 
 
 @app.command()
+def fleet(
+    clients: Annotated[str, typer.Option(help="Sizes of fleets, like 100,10000.")] = "100,10000",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of 50 clients; the first does not count.")] = 4,
+    repeats: Repeats = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes of the run whose memory is measured.")] = 2,
+    json: JsonFile = None,
+) -> None:
+    """A round's fixed cost, with all but the training steps, and the memory of a whole run, for fleets of several sizes."""
+    from fedqssl.studies.bench import fleet as bench
+
+    if not all(part.isdecimal() for part in clients.split(",")):
+        raise ValueError("--clients takes whole numbers separated by commas, like 100,10000")
+    _show(bench.run([int(part) for part in clients.split(",")], rounds, repeats, workers, typer.echo), json)
+
+
+@app.command()
 def imports(repeats: Repeats = 7, json: JsonFile = None) -> None:
     """Seconds to import the device runtime in a fresh process, and to import torch alone."""
     from fedqssl.studies.bench import imports as bench

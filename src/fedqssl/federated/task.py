@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from torch import Tensor, fx, nn
 from fedqssl.accelerators import put, seeded
 from fedqssl.evaluation.classifier import ClassifierKind
 from fedqssl.federated.randomness import derived_seed
-from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, to_lowbit
+from fedqssl.lowbit import LowBitOptions, LowBitSGD, Precision, copy_of, to_lowbit
 from fedqssl.lowbit.container import Reader
 from fedqssl.models.contrast import Contrast, stretched, with_contrast
 from fedqssl.models.features import FEATURES, Features, features_of, part_lengths
@@ -70,7 +69,7 @@ class Task:
 
     def converted(self, bits: int) -> fx.GraphModule:
         """The network in this many bits (32: the same function without rounding), initial weights quantized."""
-        return copy.deepcopy(_prototype(self, bits))  # a fifth of the time of a conversion, and roles need many
+        return copy_of(_prototype(self, bits))  # far less time than a conversion takes, and roles need many
 
     def reader(self, bits: int) -> Reader:
         """One model per bitwidth for reading payloads, filled and read immediately; never keep or train it."""

@@ -7,7 +7,7 @@
 """
 
 from fedqssl.lowbit.container import ContainerError, from_bytes, load_bytes, to_bytes
-from fedqssl.lowbit.convert import ConversionError, to_lowbit
+from fedqssl.lowbit.convert import ConversionError, copy_of, to_lowbit
 from fedqssl.lowbit.optim import LowBitSGD, NonFiniteError
 from fedqssl.lowbit.precision import LowBitOptions, Precision
 from fedqssl.lowbit.ready import keep_ready
@@ -21,6 +21,7 @@ __all__ = [
     "LowBitWeight",
     "NonFiniteError",
     "Precision",
+    "copy_of",
     "from_bytes",
     "keep_ready",
     "load_bytes",

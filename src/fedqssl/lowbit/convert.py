@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from fedqssl.lowbit.fp32_layers import ClippedReLU, to_full
 from fedqssl.lowbit.layers import InputCodes, LowBitConv2d, LowBitLinear, LowBitNorm, RangeCodes, TanhCodes
@@ -44,6 +44,45 @@ class _Tracer(fx.Tracer):
         if module_qualified_name in self.skip or getattr(m, "is_traced_whole", False):
             return True
         return super().is_leaf_module(m, module_qualified_name)
+
+
+def copy_of(model: fx.GraphModule) -> fx.GraphModule:
+    """A copy of what :func:`to_lowbit` returned, with tensors of its own and the same graph, which nobody may change.
+
+    ``copy.deepcopy`` copies the graph, too, and compiles it again, which takes ten times as long for a small network.
+    """
+    own = type("GraphModuleImpl", (type(model),), {})  # as torch does it: with room for a forward of its own
+    found: fx.GraphModule = object.__new__(own)
+    _fill(found, model, {id(model.graph): model.graph})
+    return found
+
+
+def _fill(found: nn.Module, module: nn.Module, memo: dict[int, object]) -> None:
+    """Make the first module a copy of the second; ``memo`` as for ``copy.deepcopy``. Hooks are mostly empty dictionaries."""
+    memo[id(module)] = found
+    for name, value in module.__dict__.items():
+        if name in ("_parameters", "_buffers"):
+            found.__dict__[name] = {key: _copy_of_tensor(x, memo) for key, x in value.items()}
+        elif name != "_modules":
+            empty = isinstance(value, dict) and not value
+            found.__dict__[name] = type(value)() if empty else copy.deepcopy(value, memo)
+    modules: dict[str, nn.Module | None] = {}
+    found.__dict__["_modules"] = modules
+    for name, child in module._modules.items():
+        if child is None or id(child) in memo or hasattr(child, "__deepcopy__"):
+            modules[name] = copy.deepcopy(child, memo)
+            continue
+        modules[name] = own = object.__new__(type(child))
+        _fill(own, child, memo)
+
+
+def _copy_of_tensor(x: Tensor | None, memo: dict[int, object]) -> Tensor | None:
+    """A copy of a parameter or a buffer, the same one for the same tensor."""
+    if type(x) in (Tensor, nn.Parameter) and id(x) not in memo:
+        assert x is not None
+        own = x.detach().clone()
+        memo[id(x)] = nn.Parameter(own, x.requires_grad) if isinstance(x, nn.Parameter) else own
+    return copy.deepcopy(x, memo)
 
 
 def to_lowbit(

@@ -154,11 +154,17 @@ class LowBitSGD(torch.optim.Optimizer):
     def _non_finite(self) -> str | None:
         """Name of a layer whose gradient is not finite; the last one in the model comes first in the backward pass."""
         found = [(n, layer.finite) for n, layer in (*self.weights.items(), *self.norms.items())]
-        found += [(n, torch.isfinite(p.grad).all()) for n, p in self.floats.items() if p.grad is not None]
+        found += [(n, torch.isfinite(p.grad.sum())) for n, p in self.floats.items() if p.grad is not None]
         asked = [fine for _, fine in found if isinstance(fine, Tensor)]
         answers = iter(torch.stack(asked).tolist() if asked else ())  # one question to a GPU, not one for each
         bad = [n for n, fine in found if not (next(answers) if isinstance(fine, Tensor) else fine)]
+        bad = [n for n in bad if not self._only_its_sum(n)]
         return bad[-1].removesuffix(".weight") if bad else None
+
+    def _only_its_sum(self, name: str) -> bool:
+        """Whether all entries of a float parameter's gradient are finite after all, though their sum overflowed."""
+        p = self.floats.get(name)
+        return p is not None and p.grad is not None and bool(torch.isfinite(p.grad).all())
 
     def _skip(self, culprit: str) -> None:
         self.skipped += 1

@@ -112,13 +112,13 @@ def _play(
     in_time = {n: payload for n, payload in sent.items() if n not in late}
     replies, failed = engine.train_clients(in_time, context.job(round_number, lr))
     server_began = time.monotonic()
-    valid, rejected, implausible = _validated(context, replies, sent)
+    valid, rejected, implausible, read = _validated(context, replies, sent)
     rejected |= {**failed, **late}
     too_few = bool(late) and len(valid) + len(implausible) < config.min_clients
     if not too_few:
         _enough(context, round_number, len(valid) + len(implausible), rejected)
     operators = ServerOperators(
-        context, pool, round_number, lr, server_learning_rate(config, round_number), before.aggregated
+        context, pool, round_number, lr, server_learning_rate(config, round_number), before.aggregated, read
     )
     rejected |= implausible
     after = (
@@ -241,9 +241,13 @@ def _monitors(context: Context, served: tuple[fx.GraphModule, ...], number: int)
 
 def _validated(
     context: Context, replies: Replies, sent: Mapping[str, bytes]
-) -> tuple[Replies, dict[str, str], dict[str, str]]:
-    """Uploads that the server may use, and why the others were rejected: not valid, or valid but not plausible."""
+) -> tuple[Replies, dict[str, str], dict[str, str], dict[str, tuple[bytes, State]]]:
+    """Uploads that the server may use, and why the others were rejected: not valid, or valid but not plausible.
+
+    The last are the uploads with their states, if the server will need them.
+    """
     valid, rejected, implausible = {}, {}, {}
+    read: dict[str, tuple[bytes, State]] = {}
     known: dict[tuple[int, bytes], State] = {}  # clients of the same bits usually received the same bytes
     for name, reply in replies.items():
         try:
@@ -255,21 +259,24 @@ def _validated(
             key = context.bits[name], sent[name]
             if key not in known:
                 known[key] = read_payload(sent[name], context.bits[name], context.task)
-            _check_plausible(context, name, reply, known[key])
+            model = _plausible(context, name, reply, known[key])
             valid[name] = reply
+            if model is not None and context.algorithm.reads_uploads:
+                read[name] = reply[0], model
         except ContainerError as error:
             implausible[name] = str(error)
-    return valid, rejected, implausible
+    return valid, rejected, implausible, read
 
 
-def _check_plausible(context: Context, name: str, reply: tuple[bytes, ClientMetrics], received: State) -> None:
-    """Raise ContainerError for values or losses that no training can have given."""
+def _plausible(context: Context, name: str, reply: tuple[bytes, ClientMetrics], received: State) -> State | None:
+    """The model in an upload, if the algorithm says how to read it; ContainerError for what no training can have given."""
     upload, metrics = reply
     model = context.algorithm.model_in(upload, received, context.bits[name], context.task)
     if model is not None:
         check_values(received, model)
     if any(abs(loss) > LARGEST for loss in metrics.losses if math.isfinite(loss)):
         raise ContainerError(f"its losses are not plausible: one is beyond {LARGEST:g}")
+    return model
 
 
 def _arrived(context: Context, names: list[str], valid: Replies, sent: Mapping[str, bytes]) -> Arrived:

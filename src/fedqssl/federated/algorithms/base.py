@@ -171,6 +171,11 @@ class Algorithm:
             return self.model_of(upload, received, bits, task)
         return read_payload(upload, bits, task) if self.check is check_model else None
 
+    @property
+    def reads_uploads(self) -> bool:
+        """Whether an upload is a model that the server will read, so that it is worth keeping what was read to check it."""
+        return self.needs_sums_only and self.model_of is None and self.check is check_model
+
     def round_work(self, config: RunConfig, participants: int) -> RoundWork:
         """The work of a round with what ``aggregation.robust`` and ``clusters`` add to the algorithm's."""
         return with_clusters(config, with_checks(config, self.work(config, participants)))

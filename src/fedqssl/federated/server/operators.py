@@ -6,7 +6,7 @@ The heavy ones are jobs for a pool: the functions below take what every worker s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
@@ -103,6 +103,7 @@ class ServerOperators:
         lr: the clients' learning rate in this round.
         server_lr: the server's.
         aggregated: the aggregated model before the round, if there is one.
+        known: uploads that were read when they were checked, by client, with their states, so that they are not read twice.
     """
 
     context: ServerContext
@@ -111,6 +112,7 @@ class ServerOperators:
     lr: float
     server_lr: float
     aggregated: bytes | None
+    known: Mapping[str, tuple[bytes, State]] = field(default_factory=dict)
 
     @property
     def is_last(self) -> bool:
@@ -125,7 +127,11 @@ class ServerOperators:
 
     def read(self, payloads: Mapping[str, bytes]) -> dict[str, State]:
         """The float states of received models."""
-        return {n: read_payload(payloads[n], self.context.bits[n], self.context.task) for n in sorted(payloads)}
+        return {n: self._state(n, payloads[n]) for n in sorted(payloads)}
+
+    def _state(self, name: str, payload: bytes) -> State:
+        upload, state = self.known.get(name, (None, {}))
+        return state if payload is upload else read_payload(payload, self.context.bits[name], self.context.task)
 
     def server_steps(self, models: int) -> int:
         """Steps on the buffer in this round, in all: ``server.steps``, or the configured epochs for each of so many models."""

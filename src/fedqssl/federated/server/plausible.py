@@ -15,6 +15,9 @@ from blinding the average, not a patient client from doing harm.
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 from fedqssl.federated.state import State
@@ -26,6 +29,8 @@ VARIANCE = 10_000.0
 LARGEST = 1e6
 ROUNDED = 1e-4
 """Of a variance's size: how far below 0 the sum of a received variance and an update may be, which is rounded."""
+CANCEL = 1e-3
+"""Of the mean square: a variance below that is computed from the differences."""
 MANY = 64
 """Weights of a layer that cannot all become the same by training."""
 
@@ -62,10 +67,10 @@ def _others(name: str, x: Tensor, r: Tensor, received: State) -> str | None:
 
 def _of_a_length(x: Tensor, r: Tensor) -> str | None:
     """Whether weights have shrunk to nothing, grown beyond measure or become the same."""
-    length, before = float(x.double().norm()), float(r.double().norm())
+    length, before = norm(x), norm(r)
     if before and not before / FACTOR <= length <= FACTOR * before:
         return f"of length {length:.3g}, received with {before:.3g}"
-    if is_weight(x) and x.numel() >= MANY and spread(x) < spread(r) / FACTOR:
+    if is_weight(x) and x.numel() >= MANY and spread(x, length) < spread(r, before) / FACTOR:
         return "all its weights are the same"
     return None
 
@@ -77,7 +82,10 @@ def _bounded(what: str, x: Tensor, limit: float) -> str | None:
 
 def top(x: Tensor) -> float:
     """``max|x|``, 0 of nothing."""
-    return float(x.abs().max()) if x.numel() else 0.0
+    if not x.numel():
+        return 0.0
+    low, high = torch.aminmax(x)
+    return max(-float(low), float(high))
 
 
 def size(x: Tensor) -> float:
@@ -85,9 +93,16 @@ def size(x: Tensor) -> float:
     return max(top(x), 1.0)
 
 
-def spread(x: Tensor) -> float:
-    """The standard deviation, in float64."""
-    return float(x.double().std(correction=0))
+def norm(x: Tensor) -> float:
+    """The length, summed in float64."""
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+
+
+def spread(x: Tensor, length: float | None = None) -> float:
+    """The standard deviation: ``sqrt(|x|^2 / n - mean^2)``, or in float64 from the differences where these nearly cancel."""
+    square = (norm(x) if length is None else length) ** 2 / x.numel()
+    found = square - float(x.mean()) ** 2
+    return math.sqrt(found) if found > CANCEL * square else float(x.double().std(correction=0))
 
 
 __all__ = ["FACTOR", "LARGEST", "VARIANCE", "check_values", "spread", "top"]

@@ -183,7 +183,7 @@ def _follow(process: subprocess.Popen[str], found: Figures) -> None:
 
     def watch() -> None:
         while not done.wait(_EVERY):
-            found.peak = max(found.peak, sum(map(_pss, _tree(process.pid))))
+            found.peak = max(found.peak, tree_memory(process.pid))
 
     watcher = threading.Thread(target=watch, daemon=True)
     assert process.stdout is not None
@@ -226,6 +226,11 @@ def _cpu(root: int) -> float:
     return sum(int(v[11]) + int(v[12]) for v in values if v) / _TICKS
 
 
+def tree_memory(root: int) -> int:
+    """Memory of a process and its descendants in bytes."""
+    return sum(map(_pss, _tree(root)))
+
+
 def _pss(pid: int) -> int:
     """Memory of a process in bytes, shared pages divided among those who share them."""
     try:
@@ -253,4 +258,4 @@ def _rows(found: dict[Candidate, list[Figures]]) -> list[Row]:
     ]
 
 
-__all__ = ["Candidate", "Figures", "run"]
+__all__ = ["Candidate", "Figures", "run", "tree_memory"]

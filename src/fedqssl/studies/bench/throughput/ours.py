@@ -28,7 +28,7 @@ _PATH = "fedqssl.studies.bench.throughput"
 
 
 def one_view(payload: bytes, job: Job, data: ClientData) -> tuple[bytes, ClientMetrics]:
-    """An epoch of supervised training on the images as they are: the workload has no views."""
+    """An epoch of supervised training on the images as they are: the workload has no views. Batches are laid out as views are."""
     began, task = time.process_time(), job.task
     model = task.converted(data.bits)
     load_bytes(model, payload)
@@ -38,7 +38,8 @@ def one_view(payload: bytes, job: Job, data: ClientData) -> tuple[bytes, ClientM
     assert data.labels is not None
     losses = []
     for index in batches(len(data.images), task.batch_size, draws):
-        loss = F.cross_entropy(model(data.images[index].float() / 255), data.labels[index])
+        images = data.images[index].contiguous(memory_format=torch.channels_last)
+        loss = F.cross_entropy(model(images.float() / 255), data.labels[index])
         torch.autograd.backward(loss)
         opt.step()
         losses.append(float(loss.detach()))
@@ -47,7 +48,10 @@ def one_view(payload: bytes, job: Job, data: ClientData) -> tuple[bytes, ClientM
 
 
 ONE_VIEW = Algorithm(
-    "one_view", "FedAvg, one view", "the common workload", plain_average, client=one_view, objective=SUPERVISED
+    *("one_view", "FedAvg, one view", "the common workload", plain_average),
+    client=one_view,
+    objective=SUPERVISED,
+    needs_sums_only=True,
 )
 
 
