@@ -6,7 +6,7 @@ import torch
 
 from fedqssl.federated import client
 from fedqssl.federated.client import local_update
-from fedqssl.lowbit import LowBitSGD
+from fedqssl.lowbit import LowBitSGD, LowBitWeight, load_bytes
 from fedqssl.runs.round import first_checkpoint
 from tiny_run import tiny_context
 
@@ -84,3 +84,20 @@ def test_steps_are_those_of_epochs_and_of_any_length():
 def test_a_run_with_local_steps_asks_for_them():
     job = tiny_context(local_steps=7).job(0, 0.1)
     assert (job.epochs, job.steps) == (None, 7)
+
+
+def test_steps_below_half_a_cell_reach_the_server():
+    """The rule ``residual`` knows where in its cell a weight is; what is sent must say so on average."""
+    context = tiny_context(bits=4, images=80, **{"lowbit.rule": "residual", "lowbit.gradient_centres": "mean"})
+    payload = first_checkpoint(context).payloads["client-00"]
+    sent, _ = local_update(payload, context.job(0, 1e-3), context.client("client-00"))
+    before, after = (
+        {name: w.unpacked() for name, w in weights(context.task.converted(4), data).items()} for data in (payload, sent)
+    )
+    changed = {name: float((before[name] != after[name]).double().mean()) for name in before}
+    assert all(0 < share < 0.5 for share in changed.values()), changed
+
+
+def weights(model, payload):
+    load_bytes(model, payload)
+    return {name: m for name, m in model.named_modules() if isinstance(m, LowBitWeight)}

@@ -114,6 +114,27 @@ def test_residual_bits_stay_without_a_gradient(bits, weights, scale):
     assert torch.equal(weight.codes, before) and torch.equal(opt.state[weight.anchor]["residual"], kept)
 
 
+def test_codes_are_drawn_so_that_they_are_on_average_where_the_weights_are():
+    """Mean of 400 draws against the places, within five standard errors; what the rule kept is forgotten."""
+    model, weight = one_layer((torch.rand(32, 32, generator=torch.Generator().manual_seed(0)) - 0.5) * 0.3, 4)
+    opt = LowBitSGD(model, lr=1.0, rule="residual", scale="round", seed=1)
+    for step in range(3):
+        put_gradient(weight, gaussian(32, 0.01, seed=step))
+        opt.step()
+    kept, codes = opt.state[weight.anchor]["residual"], weight.codes
+    where = torch.tanh(weight.finer_parameters(kept, 4)) / weight.m
+    total = torch.zeros_like(where)
+    for _ in range(400):
+        opt.state[weight.anchor]["residual"] = kept
+        weight.store(codes, weight.m)
+        opt.draw_codes()
+        assert "residual" not in opt.state[weight.anchor] and opt.state_bytes() == 0
+        total += weight.unpacked() * 2 / 15 - 1
+    inside = where.abs() < 1
+    assert float((total / 400 - where)[inside].abs().max()) < 5 * (1 / 15) / 400**0.5
+    opt.draw_codes()  # once drawn, they stay
+
+
 def test_each_residual_bit_halves_the_variance_of_rounding():
     """Zero-mean steps far below a cell: the codes' walk beyond the floats' has ``steps * size * cell / 2^r`` of variance."""
     beyond = {}
