@@ -39,9 +39,9 @@ def test_clients_and_server_train_at_the_rounds_own_rate():
             asked.append((job.round_number, job.lr))
             return super().train_clients(payloads, job)
 
-    def operators(context, jobs, round_number, lr, server_lr, aggregated):
+    def operators(context, jobs, round_number, lr, server_lr, *rest):
         operated.append((round_number, lr, server_lr))
-        return ServerOperators(context, jobs, round_number, lr, server_lr, aggregated)
+        return ServerOperators(context, jobs, round_number, lr, server_lr, *rest)
 
     context = tiny_context(algorithm="fed_simclr", images=80, lr=0.2, lr_schedule="cosine", rounds=4)
     _, lines = rounds_of(context, 2, engine_type=Noted, operators=operators)
@@ -66,8 +66,9 @@ def test_the_server_goes_on_from_the_aggregate_of_the_round_before():
     seen = []
 
     def operators(*given):
-        seen.append(given[-1])
-        return ServerOperators(*given)
+        operators = ServerOperators(*given)
+        seen.append(operators.aggregated)
+        return operators
 
     context = tiny_context(algorithm="fed_paq", images=80)
     first, _ = rounds_of(context, 1)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fedqssl import accelerators
+from fedqssl.engines.in_process import InProcess
 from fedqssl.engines.pool import Pool
 from fedqssl.engines.shared_images import SharedImages
 from fedqssl.lowbit import load_bytes, to_bytes
@@ -160,7 +161,17 @@ def test_plain_averaging_runs_too_and_gives_other_models(finished):
     assert model_bytes(other.folder) != model_bytes(finished.folder)
 
 
-def test_a_payload_is_hashed_once_where_it_is_made_and_once_where_it_arrives(monkeypatch):
+class OtherMachines(InProcess):
+    """Clients whose bytes come from elsewhere."""
+
+    def train_clients(self, payloads, job):
+        replies, failed = super().train_clients({n: bytes(p) for n, p in payloads.items()}, job)
+        return {n: (bytes(payload), metrics) for n, (payload, metrics) in replies.items()}, failed
+
+
+@pytest.mark.parametrize(("engine", "times"), [(InProcess, 1), (OtherMachines, 2)])
+def test_a_payload_is_hashed_once_where_it_is_made_and_once_where_it_arrives(engine, times, monkeypatch):
+    """What a process made itself does not arrive from anywhere."""
     real, hashed = hashlib.sha256, Counter()
 
     def counting(data=b"", **options):
@@ -169,10 +180,10 @@ def test_a_payload_is_hashed_once_where_it_is_made_and_once_where_it_arrives(mon
         return real(data, **options)
 
     context = tiny_context(bits=[4, 6, 8])  # at 32 bits a client's first model is the aggregate, made twice
-    rounds_of(context)  # the length of an honest upload is measured once per run
+    rounds_of(context, engine_type=engine)  # the length of an honest upload is measured once per run
     monkeypatch.setattr("fedqssl.header.hashlib", SimpleNamespace(sha256=counting))
-    rounds_of(context)
-    assert hashed and max(hashed.values()) == 2
+    rounds_of(context, engine_type=engine)
+    assert hashed and max(hashed.values()) == times
 
 
 def test_a_run_of_a_gpu_is_read_where_there_is_none(tmp_path, monkeypatch):

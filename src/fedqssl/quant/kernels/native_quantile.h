@@ -186,7 +186,7 @@ FQ_API int FQ_NAME(quantile_table)(const uint32_t* hist, int64_t n, int bits, in
 }
 
 // A quantizer over keys with little error and without bias: 2^bits cells of equal weight, each standing for the mean of its
-// entries. A key weighs sqrt(entries * width), rounded to 24 bits so that sums are exact in any order. Sums of entries run
+// entries. A key that weighs less than a cell stays whole. It weighs sqrt(entries * width), rounded to 24 bits so that sums are exact in any order. Sums of entries run
 // from the smallest to the largest, and a cell's is a difference of two. Arguments and result as for quantile_table.
 FQ_API int FQ_NAME(mean_table)(const uint32_t* hist, int64_t, int bits, int extra, float low, float high, float* centres,
                          float* values, uint16_t* codes) {
@@ -222,7 +222,8 @@ FQ_API int FQ_NAME(mean_table)(const uint32_t* hist, int64_t, int bits, int extr
         const int64_t heavy = units(raw, count);
         for (int64_t p = 0; p < parts; ++p) {
             const int64_t q = raw & 0x8000 ? parts - 1 - p : p;  // ascending values
-            int64_t cell = total ? (2 * parts * before + (2 * p + 1) * heavy) * cells / (2 * parts * total) : 0;
+            const int64_t within = heavy * cells >= total ? (2 * p + 1) * heavy : parts * heavy;
+            int64_t cell = total ? (2 * parts * before + within) * cells / (2 * parts * total) : 0;
             cell = cell < cells ? cell : cells - 1;  // zeros at the very end weigh nothing
             if (open >= 0 && cell != open) close(open);
             open = cell;

@@ -201,7 +201,7 @@ def mean_table(hist: Tensor, n: int, bits: int, smallest: End, largest: End) -> 
 
     A key weighs ``sqrt(entries * width)``: between equal numbers of entries (quantiles, whose outermost cells are so wide that
     they lose a tenth of a gradient) and ``(entries * width^2)^(1/3)``, which has the least squared error. Means keep sums: no
-    cell pulls what it stands for to one side.
+    cell pulls what it stands for to one side. Only keys that weigh more than a cell are cut into parts.
     """
     device, cells, extra = hist.device, 2**bits, extra_bits(bits)
     parts = 2**extra
@@ -213,7 +213,8 @@ def mean_table(hist: Tensor, n: int, bits: int, smallest: End, largest: End) -> 
     within = torch.where((raw >= 0x8000).unsqueeze(1), parts - 1 - ascending, ascending)  # a larger mantissa is smaller
     values = _parts(raw, extra, *ends)[1].view(-1, parts).gather(1, within).double()
     before, total = units.cumsum(0) - units, units.sum().clamp(min=1)
-    cell = (2 * parts * before + (2 * ascending + 1) * units) * cells // (2 * parts * total)
+    whole = torch.where(units * cells >= total, (2 * ascending + 1) * units, parts * units)
+    cell = (2 * parts * before + whole) * cells // (2 * parts * total)
     cell = cell.clamp(max=cells - 1)  # zeros at the very end weigh nothing
     entries = (count.double() / parts).unsqueeze(1).expand_as(values)
     centres = _cell_means(cell.flatten(), values.flatten(), entries.flatten(), cells)
