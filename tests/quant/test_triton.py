@@ -105,6 +105,18 @@ def test_quantile_quantization(bits):
         assert triton_kernels.quantile_table(hist, 2, bits, low, high) is None
 
 
+@pytest.mark.parametrize("bits", [1, 6, 10])
+def test_means_of_cells(bits):
+    """The table is plain torch's, made where the histogram is; look-ups and the histogram are Triton's."""
+    x = _heavy_tails(2**bits + 1031)
+    found = []
+    for kernels in (triton_kernels, reference):
+        hist, low, high = kernels.key_histogram(x)
+        table = kernels.TABLES["mean"](hist, x.numel(), bits, low, high)
+        found.append((table.centres, kernels.table_apply(x, table), kernels.code_apply(x, table).int()))
+    assert all(torch.equal(own, want) for own, want in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("residual, bits", [("codes", 0), ("none", 4), ("codes", 8), ("values", 12)])
 def test_norm_activation_quickly(residual, bits):
     _check_norm_act(residual, bits)
