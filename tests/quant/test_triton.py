@@ -110,10 +110,10 @@ def test_means_of_cells(bits):
     """The table is plain torch's, made where the histogram is; look-ups and the histogram are Triton's."""
     x = _heavy_tails(2**bits + 1031)
     found = []
-    for kernels in (triton_kernels, reference):
-        hist, low, high = kernels.key_histogram(x)
-        table = kernels.TABLES["mean"](hist, x.numel(), bits, low, high)
-        found.append((table.centres, kernels.table_apply(x, table), kernels.code_apply(x, table).int()))
+    for backend in (triton_kernels, reference):
+        hist, low, high = backend.key_histogram(x)
+        table = backend.TABLES["mean"](hist, x.numel(), bits, low, high)
+        found.append((table.centres, backend.table_apply(x, table), backend.code_apply(x, table).int()))
     assert all(torch.equal(own, want) for own, want in zip(*found, strict=True))
 
 
