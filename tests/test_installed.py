@@ -54,6 +54,7 @@ AS_SMALL = {
     "bits=4x5000,8x5000": "bits=4x100,8x100",
     "fraction=0.005 rounds=200": "fraction=0.02 rounds=1",
     "--client client-0421": "--client client-042",
+    "rounds=20 local_steps=16": "rounds=2 local_steps=1",
 }
 """What a smaller preset does not make small."""
 GIVEN = {
@@ -65,6 +66,17 @@ GIVEN = {
         "images, labels = made.images[:2000].numpy(), made.labels[:2000].numpy()\n"
         "test_images, test_labels = made.images[2000:2100].numpy(), made.labels[2000:2100].numpy()\n"
         "server_images = made.images[2100:].numpy()\n"
+    ),
+    "docs/how-to/clusters.md": (  # what examples/two_kinds.py makes of CIFAR-10, which is not there
+        "import numpy as np\n"
+        "from pathlib import Path\n"
+        "from fedqssl.data.scenes import scenes\n"
+        "made, out = scenes(700), Path('data/night-0')\n"
+        "out.mkdir(parents=True)\n"
+        "images, labels = made.images.numpy(), made.labels.numpy()\n"
+        "clients = np.array([f'{kind}-{i}' for kind in ('photos', 'night') for i in range(5) for _ in range(60)])\n"
+        "np.savez(out / 'train.npz', images=images[:600], labels=labels[:600], clients=clients)\n"
+        "np.savez(out / 'test.npz', images=images[600:], labels=labels[600:])\n"
     ),
 }
 """What a page's reader has."""
